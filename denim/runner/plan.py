@@ -1,0 +1,64 @@
+"""The step plan: all that the scheduler tells the runner about one step.
+
+Plain data. The scheduler writes it, the runner carries it out, and neither reaches into the other.
+Order of execution: swap_out, swap_in, page_copies, then one forward pass over all spans.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Span(NamedTuple):
+    """`length` consecutive tokens of one request, computed in this step.
+
+    The state is read from `slot_in` (-1: a fresh request, nothing is read; then start is 0) and written
+    to `slot_out`. The two differ when a request begins from a state that it does not own.
+    `pages` holds the page ids of positions 0 .. start+length, in order.
+    `sampling` is the request's sampling state when a token is drawn after the span's last position,
+    None when more of the request's known tokens follow. The scheduler never looks inside.
+    `all_logits`: log-probabilities of the span's own tokens are wanted too (prompt_logprobs).
+    """
+
+    request_id: int
+    start: int
+    tokens: list[int]
+    pages: list[int]
+    slot_in: int
+    slot_out: int
+    sampling: Any | None = None
+    all_logits: bool = False
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+class Swap(NamedTuple):
+    """A request's slot (-1: it has none) and pages, moved to or from host memory under its id.
+
+    `tokens` is the count that the slot stands for.
+    """
+
+    request_id: int
+    slot: int
+    pages: list[int]
+    tokens: int
+
+
+class PageCopy(NamedTuple):
+    source: int
+    target: int
+
+
+class StepPlan(NamedTuple):
+    """One step. Decode spans come first, then prefill segments."""
+
+    spans: list[Span]
+    swap_out: list[Swap] = []
+    swap_in: list[Swap] = []
+    page_copies: list[PageCopy] = []
