@@ -1,0 +1,227 @@
+"""The gated delta rule in plain torch: token by token, one step of a batch, and by chunks.
+
+Owns the arithmetic of one rule, and nothing else. Knows tensors of packed sequences and their states.
+Must not know of models, projections, slots or devices; callers normalise q and k (see `l2norm`).
+
+The rule
+========
+A head keeps a matrix S of shape [d_v, d_k] that maps a key to the value stored under it. A token with
+query q, key k, value v, decay alpha = exp(log_decay) in (0, 1] and writing strength beta does
+
+    S'  = alpha S                          everything fades
+    u   = beta (v - S' k)                  what S' says under k is wrong by v - S' k; correct a part of it
+    S   = S' + u k^T                       write the correction under k
+    o   = S q                              read
+
+In one line S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T, which is the form of Gated
+DeltaNet (arXiv 2412.06464) with the state lying [d_v, d_k]; alpha = 1 gives DeltaNet (arXiv 2406.06484).
+
+By chunks
+=========
+Let S_0 be the state before a chunk of C tokens, t = 1..C, and G_t = sum of log_decay over tokens 1..t of
+the chunk. Everything below follows from the four lines above.
+
+1.  Unroll S_t = alpha_t S_{t-1} + u_t k_t^T:
+
+        S_t = e^{G_t} S_0 + sum_{s<=t} e^{G_t - G_s} u_s k_s^T
+
+2.  S'_t = alpha_t S_{t-1} is the same sum without its last term (s < t). Put it into u_t:
+
+        u_t + beta_t sum_{s<t} e^{G_t - G_s} (k_t . k_s) u_s  =  beta_t v_t - beta_t e^{G_t} S_0 k_t
+
+3.  With u_t, v_t, k_t as the rows of U, V, K this is one unit lower triangular system:
+
+        (I + A) U = diag(beta) V - diag(beta e^G) K S_0^T,     A_ts = beta_t e^{G_t - G_s} (k_t . k_s), s < t
+
+    S_0 is not known before the chunks in front are done, but it enters linearly. So solve for both right
+    sides at once, for all chunks in parallel:
+
+        (I + A) [X | W] = [diag(beta) V | diag(beta e^G) K],   and then   U = X - W S_0^T
+
+4.  Read o_t = S_t q_t with the sum of step 1:
+
+        O = diag(e^G) Q S_0^T + M U,                            M_ts = e^{G_t - G_s} (q_t . k_s), s <= t
+
+5.  The state behind the chunk is S_C:
+
+        S_C = e^{G_C} S_0 + U^T diag(e^{G_C - G}) K
+
+Every exponent is a sum of log-decays from a later to an earlier token, so it is <= 0 and nothing
+overflows, however strong the decay. Only steps 3 (last equation), 4 and 5 need S_0: they are the pass
+over the chunks, everything else is done for all chunks together. A padded token has beta = 0,
+log_decay = 0 and k = q = v = 0; then u = 0 and S_C is the state behind the last real token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from denim.recurrence.chunks import ChunkLayout, offsets_of
+
+L2NORM_EPS = 1e-6  # transformers' and fla's l2norm
+_WORK_DTYPES = (torch.float32, torch.float64)  # states of other dtypes are widened for the arithmetic
+
+
+def l2norm(x: Tensor, eps: float = L2NORM_EPS) -> Tensor:
+    """x / sqrt(sum of x^2 over the last dimension + eps), in x's dtype. Qwen3.5 does this to q and k."""
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps)
+
+
+def gated_delta_recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    *,
+    cu_seqlens: Sequence[int] | Tensor,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The rule token by token, as the module docstring states it. The reference for the other forms.
+
+    q, k: [T, Hk, d_k]; v: [T, Hv, d_v]; log_decay (<= 0, finite), beta: [T, Hv]. T counts the tokens of N
+    sequences that lie one behind the other; sequence n is tokens cu_seqlens[n] .. cu_seqlens[n + 1].
+    Value head i uses key head i // (Hv / Hk). initial_state: [N, Hv, d_v, d_k], None for zeros.
+    scale is applied to q; None means d_k ** -0.5.
+
+    Returns out [T, Hv, d_v] in v's dtype, and the states behind the sequences [N, Hv, d_v, d_k]. The
+    arithmetic and the states are fp32, or float64 if v is.
+    """
+    offsets = offsets_of(cu_seqlens, q.shape[0])
+    work = _work_dtype(v)
+    group = v.shape[1] // k.shape[1]
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    q = (q.to(work) * scale).repeat_interleave(group, 1)
+    k = k.to(work).repeat_interleave(group, 1)
+    alpha, strength, value = log_decay.to(work).exp(), beta.to(work), v.to(work)
+    outs, states = [], []
+    starting = _starting_states(initial_state, len(offsets) - 1, k, value)
+    for state, start, end in zip(starting, offsets[:-1], offsets[1:], strict=True):
+        for t in range(start, end):
+            state = alpha[t, :, None, None] * state
+            wrong = value[t] - torch.einsum("hvk,hk->hv", state, k[t])
+            state = state + torch.einsum("hv,hk->hvk", strength[t, :, None] * wrong, k[t])
+            outs.append(torch.einsum("hvk,hk->hv", state, q[t]))
+        states.append(state)
+    out = torch.stack(outs).to(v.dtype) if outs else torch.zeros_like(v)
+    return out, torch.stack(states)
+
+
+def gated_delta_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    scale: float | None = None,
+) -> Tensor:
+    """One token for each of B sequences; `state` is updated in place. For inference: no gradients.
+
+    q, k: [B, Hk, d_k]; v: [B, Hv, d_v]; log_decay, beta: [B, Hv]; state: [B, Hv, d_v, d_k], each row dense,
+    rows any distance apart (slots of an arena). Returns out [B, Hv, d_v] in v's dtype.
+
+    The decayed state is read once for k and q together; the output needs no second read of the new state,
+    since S q = S' q + u (k . q).
+    """
+    rows, value_heads, d_v, d_k = state.shape
+    if rows > 1 and state.stride(0) != value_heads * d_v * d_k:
+        # A product over rows that do not lie side by side would copy the states.
+        per_row = zip(*(t.split(1) for t in (q, k, v, log_decay, beta, state)), strict=True)
+        return torch.cat([gated_delta_step(*row, scale) for row in per_row])
+    if state.dtype not in _WORK_DTYPES:
+        work = state.float()
+        out = gated_delta_step(q, k, v, log_decay, beta, work, scale)
+        state.copy_(work)
+        return out
+    key_heads = k.shape[1]
+    group = value_heads // key_heads
+    scale = d_k**-0.5 if scale is None else scale
+    kq = torch.stack((k, q), -1).to(state.dtype).view(rows * key_heads, d_k, 2)
+    state.mul_(log_decay.to(state.dtype).exp()[..., None, None])
+    heads = state.view(
+        rows * key_heads, group * d_v, d_k
+    )  # the value heads of one key head, one below the other
+    read_k, read_q = torch.bmm(heads, kq).view(rows, value_heads, d_v, 2).unbind(-1)
+    u = (v - read_k) * beta.to(state.dtype)[..., None]
+    heads.baddbmm_(u.view(rows * key_heads, group * d_v, 1), kq[..., 0].unsqueeze(1))
+    k_dot_q = (kq[..., 0] * kq[..., 1]).sum(-1).view(rows, key_heads, 1).repeat_interleave(group, 1)
+    return ((read_q + u * k_dot_q) * scale).to(v.dtype)
+
+
+def gated_delta_chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    *,
+    cu_seqlens: Sequence[int] | Tensor,
+    initial_state: Tensor | None = None,
+    chunk_size: int = 64,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The rule by chunks of `chunk_size` tokens: arguments and results of `gated_delta_recurrent`.
+
+    Differentiable in every tensor argument; time and memory (saved for the backward pass too) are linear
+    in T. Sequences of one length are packed by reshaping alone (and padding to whole chunks); unequal
+    ones are scattered to chunks once. A cu_seqlens on a GPU costs a synchronisation: pass a list.
+    """
+    offsets = offsets_of(cu_seqlens, q.shape[0])
+    work = _work_dtype(v)
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    group = v.shape[1] // k.shape[1]
+    layout = ChunkLayout.of(offsets, chunk_size, q.device)
+
+    def per_value_head(x: Tensor) -> Tensor:
+        return x.repeat_interleave(group, 1) if group > 1 else x
+
+    # [chunks, heads, C, d] and, for the gates, [chunks, heads, C].
+    q, k, v_, g, b = (layout.pack(x, work) for x in (q, k, v, log_decay, beta))
+    g = g.cumsum(-1)
+    b = b.unsqueeze(-1)
+    later = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=q.device).triu(1)
+    decay = (g.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill(later, -torch.inf).exp()
+    reach = g.exp().unsqueeze(-1)  # e^{G_t}: how much of S_0 is left at token t
+    rest = (g[..., -1:] - g).exp().unsqueeze(-1)  # e^{G_C - G_t}: how much of token t is left at the end
+
+    k_t = k.transpose(-1, -2)
+    m = per_value_head((q * scale) @ k_t) * decay
+    a = per_value_head(k @ k_t) * decay * b  # the solver takes the diagonal as 1 and reads nothing above it
+    q, k = per_value_head(q) * (reach * scale), per_value_head(k)
+    xw = torch.linalg.solve_triangular(
+        a, torch.cat((v_ * b, k * (reach * b)), -1), upper=False, unitriangular=True
+    )
+    x, w = xw.split((v.shape[-1], k.shape[-1]), -1)
+    k = k * rest
+    reads = torch.cat((w, q), -2)  # both read S_0, in one product
+
+    state = _starting_states(initial_state, len(offsets) - 1, k, v_)[layout.order]
+    outs, finished = [], []
+    steps = zip(*(t.split(layout.active) for t in (reads, x, m, k, reach[..., -1:, :])), strict=True)
+    for active, (reads_i, x_i, m_i, k_i, reach_i) in zip(layout.active, steps, strict=True):
+        if active < len(state):
+            finished.append(state[active:])
+            state = state[:active]
+        from_state = reads_i @ state.transpose(-1, -2)
+        u = x_i - from_state[..., :chunk_size, :]
+        outs.append(from_state[..., chunk_size:, :] + m_i @ u)
+        state = state * reach_i + u.transpose(-1, -2) @ k_i
+    final = torch.cat([state, *reversed(finished)])[layout.inverse_order]
+    out = layout.unpack(torch.cat(outs)) if outs else v
+    return out.to(v.dtype), final
+
+
+def _work_dtype(v: Tensor) -> torch.dtype:
+    return torch.float64 if v.dtype == torch.float64 else torch.float32
+
+
+def _starting_states(initial: Tensor | None, sequences: int, k: Tensor, v: Tensor) -> Tensor:
+    """[sequences, Hv, d_v, d_k] in v's dtype; k and v are [.., heads, .., d] or [.., heads, d]."""
+    if initial is not None:
+        return initial.to(v.dtype)
+    return v.new_zeros(sequences, v.shape[1], v.shape[-1], k.shape[-1])

@@ -1,0 +1,57 @@
+"""The short causal depthwise convolution before a linear rule, over whole sequences and by one token.
+
+Owns the sum y_t = sum_j weight[:, j] x_{t - (W - 1) + j} per channel, and the window of the last W - 1
+inputs that a sequence carries from call to call (zeros before its first token). Knows nothing of what the
+channels mean. There is no bias and no activation in it: the caller applies SiLU where the model has it.
+
+Sums are fp32 (fp64 for fp64 inputs), results in x's dtype. The window is [W - 1, channels], oldest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from denim.recurrence.chunks import offsets_of
+
+
+def short_conv(
+    x: Tensor, weight: Tensor, *, cu_seqlens: Sequence[int] | Tensor, window: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The convolution over N sequences that lie one behind the other.
+
+    x: [T, C]; weight: [C, W]; cu_seqlens: N + 1 offsets into T; window: [N, W - 1, C], the inputs before
+    each sequence's first token, None for zeros. Returns y [T, C] and the windows after the sequences
+    [N, W - 1, C], both in x's dtype. A sequence shorter than the window shifts it. Differentiable.
+    """
+    offsets = offsets_of(cu_seqlens, x.shape[0])
+    sequences, past = len(offsets) - 1, weight.shape[1] - 1
+    if window is None:
+        window = x.new_zeros(sequences, past, x.shape[1])
+    lengths = [end - start for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
+    if any(length != lengths[0] for length in lengths):
+        each = zip(x.split(lengths), window.split(1), lengths, strict=True)
+        parts = [short_conv(part, weight, cu_seqlens=[0, n], window=w) for part, w, n in each]
+        ys, windows = zip(*parts, strict=True)
+        return torch.cat(ys), torch.cat(windows)
+    length = lengths[0] if lengths else 0
+    rows = torch.cat((window.to(x.dtype), x.reshape(sequences, length, x.shape[1])), 1)
+    wide = rows.to(torch.promote_types(x.dtype, torch.float32))
+    taps = weight.to(wide.dtype).unbind(1)
+    y = wide[:, :length] * taps[0]
+    for j, tap in enumerate(taps[1:], start=1):
+        y = torch.addcmul(y, wide[:, j : j + length], tap)
+    return y.to(x.dtype).flatten(0, 1), rows[:, length:]
+
+
+def short_conv_step(x: Tensor, weight: Tensor, window: Tensor) -> Tensor:
+    """One token for each of B sequences. x: [B, C]; weight: [C, W]; returns y [B, C] in x's dtype.
+
+    window: [B, W - 1, C] is shifted in place (rows may lie any distance apart). For inference: no gradients.
+    """
+    rows = torch.cat((window, x.to(window.dtype).unsqueeze(1)), 1)
+    window.copy_(rows[:, 1:])
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return (rows.to(wide) * weight.t().to(wide)).sum(1).to(x.dtype)
