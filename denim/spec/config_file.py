@@ -1,0 +1,44 @@
+"""The JSON files of a model folder, as they lie on disk.
+
+Owns finding and parsing them. Knows nothing of what they mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from denim.errors import ConfigError
+
+Source = Mapping[str, Any] | str | PathLike[str]
+
+
+def load_config(source: Source) -> dict[str, Any]:
+    """A config as a dict: `source` is that already, a model folder, or the path of a config.json.
+
+    Raises ConfigError if there is no such file or if it is not a JSON object.
+    """
+    if isinstance(source, Mapping):
+        return dict(source)
+    path = Path(source)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{path} has no config.json; give a folder in Hugging Face format")
+        path = path / "config.json"
+    elif not path.is_file():
+        raise ConfigError(f"{path} does not exist; give a model folder or the path of a config.json")
+    return load_json(path)
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """The JSON object in the file `path`; ConfigError if it cannot be read as one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a JSON {type(value).__name__}; an object is needed")
+    return value
