@@ -1,0 +1,130 @@
+"""Full attention over paged KV, in plain torch.
+
+Owns the projections of one attention layer and the read of its pages. The pages' place in memory comes
+with the batch; a page holds [2, page_size, num_kv_heads, head_dim] per layer.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from denim.layers.batch import StepBatch
+from denim.layers.linear import Linear
+from denim.layers.norm import RMSNorm
+from denim.layers.rotary import rotate
+from denim.spec.model import FullAttention
+
+
+class Attention(nn.Module):
+    """Gated grouped-query attention with QK-norm and partial RoPE.
+
+    `qkv.weight` is [q (per head [q | gate] if gated) | k | v] by rows.
+    """
+
+    def __init__(
+        self,
+        spec: FullAttention,
+        hidden: int,
+        index: int,
+        *,
+        norm_eps: float,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ):
+        super().__init__()
+        self.spec = spec
+        self.index = index
+        self.q_rows = spec.num_heads * spec.head_dim * (2 if spec.gated else 1)
+        self.kv_rows = spec.num_kv_heads * spec.head_dim
+        self.qkv = Linear(hidden, self.q_rows + 2 * self.kv_rows, dtype=dtype, device=device)
+        self.out = Linear(spec.num_heads * spec.head_dim, hidden, dtype=dtype, device=device)
+        if spec.qk_norm:
+            norm = {"zero_centred": True, "dtype": dtype, "device": device}
+            self.q_norm = RMSNorm(spec.head_dim, norm_eps, **norm)
+            self.k_norm = RMSNorm(spec.head_dim, norm_eps, **norm)
+
+    def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]; writes the KV of all T tokens, then attends."""
+        spec = self.spec
+        q, k, v = self.qkv(x).split((self.q_rows, self.kv_rows, self.kv_rows), dim=-1)
+        q = q.view(-1, spec.num_heads, self.q_rows // spec.num_heads)
+        gate = None
+        if spec.gated:
+            q, gate = q.split(spec.head_dim, dim=-1)
+        k = k.view(-1, spec.num_kv_heads, spec.head_dim)
+        v = v.view(-1, spec.num_kv_heads, spec.head_dim)
+        if spec.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if spec.rotary_dim:
+            q, k = rotate(q, batch.cos, batch.sin), rotate(k, batch.cos, batch.sin)
+
+        kv = batch.memory.kv(self.index)
+        kv[batch.token_pages, 0, batch.token_offsets] = k.to(kv.dtype)
+        kv[batch.token_pages, 1, batch.token_offsets] = v.to(kv.dtype)
+
+        out = attend(q, kv, batch)
+        if gate is not None:
+            out = out * torch.sigmoid(gate)
+        return self.out(out.flatten(1))
+
+
+def attend(q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
+    """Softmax attention of every span over its own pages.
+
+    q: [T, heads, head_dim]; kv: a layer's view of all pages. Returns [T, heads, head_dim]. Queries are
+    scaled by head_dim ** -0.5. Reads are masked by length: what lies behind it in a page is never used.
+    """
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    first = 0
+    if batch.num_decode and q.is_cuda:
+        first = batch.num_decode
+        out[:first] = _decode_rows(q[:first], kv, batch)
+    for row in range(first, len(batch.tables)):
+        begin, end = batch.cu_seqlens[row], batch.cu_seqlens[row + 1]
+        length = batch.kv_lengths[row]
+        table = batch.tables[row]
+        k, v = (
+            kv[:, side].index_select(0, table).flatten(0, 1)[:length].transpose(0, 1).to(q.dtype)
+            for side in (0, 1)
+        )
+        if end - begin == 1:
+            # The query heads that share a key head are the rows of one small product.
+            query = q[begin].view(k.shape[0], -1, q.shape[-1])
+            out[begin] = F.scaled_dot_product_attention(query[None], k[None], v[None]).view(q.shape[1:])
+            continue
+        query = q[begin:end].transpose(0, 1)
+        causal = length == end - begin
+        mask = None
+        if not causal:
+            mask = torch.ones(end - begin, length, dtype=torch.bool, device=q.device)
+            mask = mask.tril(length - (end - begin))
+        out[begin:end] = F.scaled_dot_product_attention(
+            query[None], k[None], v[None], attn_mask=mask, is_causal=causal, enable_gqa=True
+        )[0].transpose(0, 1)
+    return out
+
+
+def _decode_rows(q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
+    """Attention of all decode rows in one call, padded to the longest table: one launch, not one a row.
+
+    q: [R, heads, head_dim]. Padding repeats page 0 of a row; its keys are masked and its values zeroed,
+    since a page that was never written may hold anything, NaN included.
+    """
+    rows, heads, head_dim = q.shape
+    lengths = torch.tensor(batch.kv_lengths[:rows], device=q.device)
+    tables = nn.utils.rnn.pad_sequence(batch.tables[:rows], batch_first=True)
+    kv_heads, page_size = kv.shape[3], kv.shape[2]
+    valid = torch.arange(tables.shape[1] * page_size, device=q.device) < lengths[:, None]
+    k, v = (
+        kv[:, side].index_select(0, tables.flatten()).view(rows, -1, kv_heads, head_dim).to(q.dtype)
+        for side in (0, 1)
+    )
+    v = v.masked_fill(~valid[:, :, None, None], 0)
+    k = k.masked_fill(~valid[:, :, None, None], 0)
+    query = q.view(rows, kv_heads, heads // kv_heads, head_dim)
+    out = F.scaled_dot_product_attention(
+        query, k.transpose(1, 2), v.transpose(1, 2), attn_mask=valid[:, None, None, :]
+    )
+    return out.view(rows, heads, head_dim)

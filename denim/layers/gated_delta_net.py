@@ -1,0 +1,141 @@
+"""The Gated DeltaNet layer: projections, short convolution, gated delta rule, gated norm.
+
+Owns the weights of one layer; its state lies in the slots that the batch names. Yang, Kautz and
+Hatamizadeh 2024 (arXiv 2412.06464), in the layout of Qwen3.5 (separate q/k/v, z, b, a projections).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from denim.layers.batch import StepBatch
+from denim.layers.linear import Linear
+from denim.layers.norm import GatedRMSNorm
+from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
+from denim.recurrence.short_conv import short_conv, short_conv_step
+from denim.spec.model import GatedDeltaNet
+
+
+class GatedDeltaNetLayer(nn.Module):
+    """`in_proj.weight` is [q | k | v | z | b | a] by rows; `conv` is [channels, width]."""
+
+    def __init__(
+        self,
+        spec: GatedDeltaNet,
+        hidden: int,
+        index: int,
+        *,
+        norm_eps: float,
+        chunk_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ):
+        super().__init__()
+        self.spec = spec
+        self.index = index
+        self.chunk_size = chunk_size
+        self.key_rows = spec.num_key_heads * spec.key_dim
+        self.value_rows = spec.num_value_heads * spec.value_dim
+        rows = spec.conv_channels + self.value_rows + 2 * spec.num_value_heads
+        self.in_proj = Linear(hidden, rows, dtype=dtype, device=device)
+        self.out = Linear(self.value_rows, hidden, dtype=dtype, device=device)
+        self.norm = GatedRMSNorm(spec.value_dim, norm_eps, dtype=dtype, device=device)
+
+        def empty(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
+
+        self.conv = empty(spec.conv_channels, spec.conv_width)
+        self.A_log = nn.Parameter(
+            torch.empty(spec.num_value_heads, dtype=torch.float32, device=device), requires_grad=False
+        )
+        self.dt_bias = empty(spec.num_value_heads)
+
+    def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]; reads every span's `slot_in`, writes its `slot_out`."""
+        heads = self.spec.num_value_heads
+        qkv, z, b, a = self.in_proj(x).split((self.spec.conv_channels, self.value_rows, heads, heads), dim=-1)
+        beta = b.float().sigmoid()
+        # Log of the decay α = exp(−exp(A) softplus(a + bias)), always ≤ 0; fp32 as every gate.
+        log_decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias.float())
+
+        rows = batch.num_decode
+        parts = []
+        if rows:
+            parts.append(self._decode(qkv[:rows], log_decay[:rows], beta[:rows], batch))
+        if rows < len(qkv):
+            parts.append(self._prefill(qkv[rows:], log_decay[rows:], beta[rows:], batch))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        out = self.norm(out, z.view(-1, heads, self.spec.value_dim))
+        return self.out(out.flatten(1))
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, channels] after the convolution -> normalised q, k [T, Hk, d_k] in fp32 and v [T, Hv, d_v]."""
+        spec = self.spec
+        q, k, v = qkv.split((self.key_rows, self.key_rows, self.value_rows), dim=-1)
+        q = l2norm(q.reshape(-1, spec.num_key_heads, spec.key_dim).float())
+        k = l2norm(k.reshape(-1, spec.num_key_heads, spec.key_dim).float())
+        return q, k, v.reshape(-1, spec.num_value_heads, spec.value_dim).float()
+
+    def _decode(self, qkv: Tensor, log_decay: Tensor, beta: Tensor, batch: StepBatch) -> Tensor:
+        """One token for each decode row, states updated in place."""
+        conv = batch.memory.state(self.index, "conv")
+        states = batch.memory.state(self.index, "recurrent")
+        slots = batch.decode_slots
+
+        window = conv.index_select(0, slots)
+        q, k, v = self._heads(F.silu(short_conv_step(qkv, self.conv, window)))
+        conv.index_copy_(0, slots, window)
+
+        if states.is_cuda or states.dtype != torch.float32:
+            gathered = states.index_select(0, slots).float()
+            out = gated_delta_step(q, k, v, log_decay, beta, gathered)
+            states.index_copy_(0, slots, gathered.to(states.dtype))
+            return out
+        # On a CPU every row is updated where it lies: a gather would move each state twice more.
+        rows = [
+            gated_delta_step(*(t[i : i + 1] for t in (q, k, v, log_decay, beta)), states[slot : slot + 1])
+            for i, slot in enumerate(batch.slot_out[: len(q)])
+        ]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def _prefill(self, qkv: Tensor, log_decay: Tensor, beta: Tensor, batch: StepBatch) -> Tensor:
+        """Sequences of any length, in the chunked form, packed behind one another."""
+        first = batch.num_decode
+        cu_seqlens = [offset - batch.cu_seqlens[first] for offset in batch.cu_seqlens[first:]]
+        slot_in, slot_out = batch.slot_in[first:], batch.slot_out[first:]
+
+        conv = batch.memory.state(self.index, "conv")
+        mixed, window = short_conv(qkv, self.conv, cu_seqlens=cu_seqlens, window=_begin(conv, slot_in))
+        q, k, v = self._heads(F.silu(mixed))
+
+        states = batch.memory.state(self.index, "recurrent")
+        out, final = gated_delta_chunked(
+            q,
+            k,
+            v,
+            log_decay,
+            beta,
+            cu_seqlens=cu_seqlens,
+            initial_state=_begin(states, slot_in, dtype=torch.float32),
+            chunk_size=self.chunk_size,
+        )
+        for i, slot in enumerate(slot_out):
+            conv[slot] = window[i]
+            states[slot] = final[i].to(states.dtype)
+        return out
+
+
+def _begin(view: Tensor, slots: list[int], dtype: torch.dtype | None = None) -> Tensor | None:
+    """The tensors that sequences begin from, [N, *shape]; zeros for slot -1, whose memory is never read.
+
+    None when every sequence is fresh.
+    """
+    if all(slot < 0 for slot in slots):
+        return None
+    begin = torch.zeros(len(slots), *view.shape[1:], dtype=dtype or view.dtype, device=view.device)
+    for i, slot in enumerate(slots):
+        if slot >= 0:
+            begin[i] = view[slot]
+    return begin

@@ -1,0 +1,46 @@
+"""Root-mean-square norms, computed in fp32 and returned in the input's dtype.
+
+RMSNorm: Zhang and Sennrich 2019 (arXiv 1910.07467). `GatedRMSNorm` multiplies the normed values with
+silu(gate), as Gated DeltaNet does (arXiv 2412.06464).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """y = x / rms(x) * scale over the last dimension, where scale = 1 + weight when `zero_centred`.
+
+    Call `prepare` once after the weight is loaded: it fixes the fp32 scale.
+    """
+
+    def __init__(
+        self, dim: int, eps: float, *, zero_centred: bool, dtype: torch.dtype, device: torch.device | str
+    ):
+        super().__init__()
+        self.dim = (dim,)
+        self.eps = eps
+        self.zero_centred = zero_centred
+        self.weight = nn.Parameter(torch.empty(dim, dtype=dtype, device=device), requires_grad=False)
+        self.register_buffer("scale", torch.empty(dim, dtype=torch.float32, device=device), persistent=False)
+
+    def prepare(self) -> None:
+        scale = self.weight.float()
+        self.scale = scale + 1.0 if self.zero_centred else scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.dim, self.scale, self.eps).to(x.dtype)
+
+
+class GatedRMSNorm(RMSNorm):
+    """y = (x / rms(x) * weight) * silu(gate); x and gate: [..., dim]."""
+
+    def __init__(self, dim: int, eps: float, *, dtype: torch.dtype, device: torch.device | str):
+        super().__init__(dim, eps, zero_centred=False, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        normed = F.rms_norm(x.float(), self.dim, self.scale, self.eps)
+        return (normed * F.silu(gate.float())).to(gate.dtype)

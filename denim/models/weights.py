@@ -1,0 +1,240 @@
+"""Weights from a folder of safetensors files, single or sharded.
+
+Owns the reading of files: which file holds which tensor, and the check that every tensor of the model is
+there once, with its shape. Files are memory-mapped and copied tensor by tensor, so that loading needs no
+more memory than the model. The index decides which shard a tensor comes from; the headers of the files
+decide what exists.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from denim.errors import ConfigError
+from denim.models.registry import family_of
+from denim.spec.model import ModelSpec
+
+log = logging.getLogger("denim")
+
+INDEX = "model.safetensors.index.json"
+MTP_PREFIX = "mtp."
+
+# A projection with at least this share of all-zero rows is reported: published files with zeroed
+# projections exist, and nothing else would show it.
+SUSPICIOUS_ZERO_ROWS = 1 / 16
+
+Progress = Callable[[Iterable[Any], str], Iterable[Any]]
+
+
+def load_model(
+    spec: ModelSpec,
+    folder: Path,
+    *,
+    device: torch.device | str,
+    chunk_size: int,
+    progress: Progress = lambda items, title: items,
+) -> nn.Module:
+    """The model of `spec` with the weights in `folder`, ready to run.
+
+    `progress(items, title)` wraps the loop over tensors. Raises ConfigError that names the file or
+    tensor when one is missing, surplus, doubled, of another shape, or unreadable.
+    """
+    family = family_of(spec)
+    where = find_tensors(folder)
+    published: dict[str, str] = {}
+    for name in where:
+        canonical = family.canonical_name(name)
+        if canonical is not None:
+            if canonical in published:
+                raise ConfigError(
+                    f"{folder}: {name!r} and {published[canonical]!r} are the same tensor under two names"
+                )
+            published[canonical] = name
+
+    found_mtp = any(name.startswith(MTP_PREFIX) for name in published)
+    if spec.mtp_layers and not found_mtp:
+        log.warning("the config promises an MTP head, the weights have none: speculation by MTP is off")
+        spec = replace(spec, mtp_layers=())
+    elif found_mtp and not spec.mtp_layers:
+        log.warning("the weights hold an MTP head that the config does not mention: it is left out")
+        published = {k: v for k, v in published.items() if not k.startswith(MTP_PREFIX)}
+
+    model = family.build(spec, chunk_size=chunk_size, device=device)
+    targets = model.targets(published)
+    _check_names(folder, targets, published, where, tied=spec.tie_embeddings)
+    with _Files() as files:
+        for name, target in progress(sorted(targets.items()), "weights"):
+            tensor = files.tensor(where[published[name]], published[name])
+            if tensor.shape != target.shape:
+                raise ConfigError(
+                    f"{where[published[name]]}: tensor {published[name]!r} has shape {list(tensor.shape)},"
+                    f" the config asks for {list(target.shape)}"
+                )
+            if not tensor.is_floating_point():
+                raise ConfigError(
+                    f"{where[published[name]]}: tensor {published[name]!r} is {tensor.dtype}; quantised"
+                    " weights are not supported, use a bf16, fp16 or fp32 checkpoint"
+                )
+            _warn_of_zero_rows(published[name], tensor)
+            target.copy_(tensor)
+        if spec.tie_embeddings and "lm_head.weight" in published:
+            _check_tied(files, where, published)
+    model.prepare()
+    return model
+
+
+def find_tensors(folder: Path) -> dict[str, Path]:
+    """Tensor name -> the file to read it from.
+
+    With an index, a tensor comes from the shard that the index assigns, whatever else the shards hold;
+    an MTP head that the index forgot is found in the files' headers. Raises ConfigError that names
+    missing or unreadable files.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; give the folder that holds config.json and weights")
+    files = sorted(folder.glob("*.safetensors"))
+    index = folder / INDEX
+    if not index.exists():
+        if not files:
+            raise ConfigError(f"{folder} holds no *.safetensors file; Denim reads no other weight format")
+        where: dict[str, Path] = {}
+        for file in files:
+            for name in _header(file):
+                if name in where:
+                    raise ConfigError(
+                        f"{folder}: tensor {name!r} is in {where[name].name} and in {file.name}, and there"
+                        f" is no {INDEX} to choose"
+                    )
+                where[name] = file
+        return where
+
+    try:
+        assigned = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{index} is not a safetensors index: {error!r}") from None
+    shards = {folder / file for file in assigned.values()}
+    lost = sorted(file.name for file in shards if not file.exists())
+    if lost:
+        raise ConfigError(
+            f"{index.name} names {len(lost)} missing file(s): {', '.join(lost)}; download again"
+        )
+    headers = {file: set(_header(file)) for file in sorted(shards.union(files))}
+    where = {name: folder / file for name, file in assigned.items()}
+    for name, file in where.items():
+        if name not in headers[file]:
+            raise ConfigError(f"{index.name} places {name!r} in {file.name}, which does not hold it")
+    for file, names in headers.items():
+        for name in names - where.keys():
+            if name.startswith(MTP_PREFIX):
+                log.info("%s, missing in the index, found in %s", name, file.name)
+                where[name] = file
+            elif file in shards:
+                where[name] = file  # surplus: `_check_names` decides
+    return where
+
+
+def _header(file: Path) -> list[str]:
+    try:
+        with safe_open(file, framework="pt") as handle:
+            return list(handle.keys())
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(
+            f"{file} is truncated or not a safetensors file ({error}); download again"
+        ) from None
+
+
+def _check_names(
+    folder: Path, targets: dict[str, Tensor], published: dict[str, str], where: dict[str, Path], *, tied: bool
+) -> None:
+    missing = sorted(targets.keys() - published.keys())
+    if missing:
+        hint = ""
+        if missing == ["lm_head.weight"]:
+            hint = "; if the head is the embedding, the config should say tie_word_embeddings: true"
+        raise ConfigError(f"{folder}: the weights lack {_some(missing)}{hint}")
+    surplus = sorted(published[name] for name in published.keys() - targets.keys())
+    if tied and "lm_head.weight" in surplus:
+        surplus.remove("lm_head.weight")
+    if surplus:
+        raise ConfigError(
+            f"{folder}: the weights hold {_some(surplus)}, which the config does not account for"
+            f" (in {where[surplus[0]].name}); is the config of another model?"
+        )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _check_tied(files: _Files, where: dict[str, Path], published: dict[str, str]) -> None:
+    embedding, head = (
+        files.tensor(where[published[name]], published[name])
+        for name in ("model.embed_tokens.weight", "lm_head.weight")
+    )
+    if embedding.shape != head.shape or not torch.equal(embedding, head.to(embedding.dtype)):
+        raise ConfigError(
+            "the config ties the head to the embedding (tie_word_embeddings: true), but the weights hold a"
+            " different lm_head.weight; set tie_word_embeddings to false or remove the tensor"
+        )
+
+
+def _warn_of_zero_rows(name: str, tensor: Tensor) -> None:
+    """Log a warning for a projection with many all-zero rows. Three columns are looked at first."""
+    if tensor.ndim != 2 or "proj" not in name:
+        return
+    probe = tensor[:, [0, tensor.shape[1] // 2, -1]]
+    suspects = (probe == 0).all(dim=1).nonzero().flatten()
+    if len(suspects) < max(1, SUSPICIOUS_ZERO_ROWS * tensor.shape[0]):
+        return
+    zero = int((tensor[suspects] == 0).all(dim=1).sum())
+    if zero >= max(1, SUSPICIOUS_ZERO_ROWS * tensor.shape[0]):
+        log.warning("tensor %r: %d of %d rows are zero; is the file damaged?", name, zero, tensor.shape[0])
+
+
+class _Files:
+    """Open safetensors files, each mapped once."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, Any] = {}
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._open.values():
+            handle.__exit__(None, None, None)
+
+    def tensor(self, file: Path, name: str) -> Tensor:
+        if file not in self._open:
+            self._open[file] = safe_open(file, framework="pt").__enter__()
+        return self._open[file].get_tensor(name)
+
+
+def random_weights(
+    spec: ModelSpec, *, device: torch.device | str, chunk_size: int, seed: int = 0
+) -> nn.Module:
+    """The model of `spec` with random weights, for measurements: no checkpoint is needed for its speed.
+
+    Scales keep activations finite through any depth: 0.02 for matrices, small decays in linear layers.
+    """
+    model = family_of(spec).build(spec, chunk_size=chunk_size, device=device)
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    for name, target in sorted(model.targets().items()):
+        if name.endswith(("norm.weight", "layernorm.weight", "dt_bias")):
+            target.fill_(1.0 if name.endswith(("linear_attn.norm.weight", "dt_bias")) else 0.0)
+        elif name.endswith("A_log"):
+            target.copy_(torch.rand(target.shape, generator=generator).mul_(15).add_(1).log())
+        else:
+            target.copy_(torch.randn(target.shape, generator=generator, dtype=torch.float32).mul_(0.02))
+    model.prepare()
+    return model
