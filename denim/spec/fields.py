@@ -44,7 +44,6 @@ HARMLESS = frozenset(
         "use_cache",
     }
 )
-)
 
 
 class Fields:
