@@ -17,7 +17,9 @@ class Span(NamedTuple):
     `pages` holds the page ids of positions 0 .. start+length, in order.
     `sampling` is the request's sampling state when a token is drawn after the span's last position,
     None when more of the request's known tokens follow. The scheduler never looks inside.
-    `all_logits`: log-probabilities of the span's own tokens are wanted too (prompt_logprobs).
+    `all_logits`: a log-probability report is wanted for the token that follows each of the span's tokens
+    within the prompt (prompt_logprobs), with so many `top_logprobs`; `follows` is the prompt's token right
+    behind the span, -1 for none.
     """
 
     request_id: int
@@ -28,6 +30,9 @@ class Span(NamedTuple):
     slot_out: int
     sampling: Any | None = None
     all_logits: bool = False
+    all_logits: bool = False
+    follows: int = -1
+    top_logprobs: int = 0
 
     @property
     def length(self) -> int:
