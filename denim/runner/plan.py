@@ -30,7 +30,6 @@ class Span(NamedTuple):
     slot_out: int
     sampling: Any | None = None
     all_logits: bool = False
-    all_logits: bool = False
     follows: int = -1
     top_logprobs: int = 0
 
