@@ -1,6 +1,6 @@
 """How the tokens of packed sequences lie in chunks.
 
-Owns the way from [T, ...] (sequences one behind the other) to [chunks, heads, C, ...] and back. Knows
+Owns the way from [T, ...] (sequences one behind the other) to [chunks x heads, C, ...] and back. Knows
 lengths only; must not know what is computed on the chunks.
 
 Chunks are ordered by their place in the sequence, and those of one place by descending length of their
@@ -11,6 +11,7 @@ has ended is always the last of those still running.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -45,7 +46,7 @@ class ChunkLayout(NamedTuple):
 
     @classmethod
     def of(cls, offsets: Sequence[int], chunk_size: int, device: torch.device) -> ChunkLayout:
-        lengths = [end - start for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
+        lengths = [end - start for start, end in pairwise(offsets)]
         sequences, longest = len(lengths), max(lengths, default=0)
         counts = [-(-length // chunk_size) for length in lengths]
         active = [sum(count > i for count in counts) for i in range(max(counts, default=0))]
@@ -63,7 +64,7 @@ class ChunkLayout(NamedTuple):
         )
 
     def pack(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """[T, H, ...] to [chunks, H, C, ...] in `dtype`, contiguous; padding is zero."""
+        """[T, H, ...] to [chunks * H, C, ...] in `dtype`, contiguous; padding is zero."""
         size = self.chunk_size
         if self.place is None:
             places = len(self.active)
@@ -75,11 +76,11 @@ class ChunkLayout(NamedTuple):
             rows = x.new_zeros(sum(self.active) * size, *x.shape[1:]).index_copy(0, self.place, x)
             rows = rows.unflatten(0, (1, -1, size))
         rows = rows.transpose(2, 3).to(dtype, memory_format=torch.contiguous_format)
-        return rows.flatten(0, 1)
+        return rows.flatten(0, 2)
 
-    def unpack(self, y: Tensor) -> Tensor:
-        """[chunks, H, C, d] back to [T, H, d]."""
-        rows = y.transpose(1, 2)
+    def unpack(self, y: Tensor, heads: int) -> Tensor:
+        """[chunks * heads, C, d] back to [T, heads, d]."""
+        rows = y.unflatten(0, (-1, heads)).transpose(1, 2)
         if self.place is not None:
             return rows.flatten(0, 1)[self.place]
         rows = rows.unflatten(0, (len(self.active), self.sequences)).transpose(0, 1)

@@ -99,7 +99,7 @@ def gated_delta_recurrent(
     k = k.to(work).repeat_interleave(group, 1)
     alpha, strength, value = log_decay.to(work).exp(), beta.to(work), v.to(work)
     outs, states = [], []
-    starting = _starting_states(initial_state, len(offsets) - 1, k, value)
+    starting = _starting_states(initial_state, len(offsets) - 1, value.shape[1], value, k)
     for state, start, end in zip(starting, offsets[:-1], offsets[1:], strict=True):
         for t in range(start, end):
             state = alpha[t, :, None, None] * state
@@ -145,7 +145,7 @@ def gated_delta_step(
     state.mul_(log_decay.to(state.dtype).exp()[..., None, None])
     heads = state.view(
         rows * key_heads, group * d_v, d_k
-    )  # the value heads of one key head, one below the other
+    )  # value heads under their key head
     read_k, read_q = torch.bmm(heads, kq).view(rows, value_heads, d_v, 2).unbind(-1)
     u = (v - read_k) * beta.to(state.dtype)[..., None]
     heads.baddbmm_(u.view(rows * key_heads, group * d_v, 1), kq[..., 0].unsqueeze(1))
@@ -178,41 +178,44 @@ def gated_delta_chunked(
     layout = ChunkLayout.of(offsets, chunk_size, q.device)
 
     def per_value_head(x: Tensor) -> Tensor:
-        return x.repeat_interleave(group, 1) if group > 1 else x
+        return x.repeat_interleave(group, 0) if group > 1 else x
 
-    # [chunks, heads, C, d] and, for the gates, [chunks, heads, C].
-    q, k, v_, g, b = (layout.pack(x, work) for x in (q, k, v, log_decay, beta))
+    # [chunks x heads, C, d] and, for the gates, [chunks x heads, C].
+    q, k, value, g, b = (layout.pack(x, work) for x in (q, k, v, log_decay, beta))
     g = g.cumsum(-1)
-    b = b.unsqueeze(-1)
     later = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=q.device).triu(1)
     decay = (g.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill(later, -torch.inf).exp()
-    reach = g.exp().unsqueeze(-1)  # e^{G_t}: how much of S_0 is left at token t
-    rest = (g[..., -1:] - g).exp().unsqueeze(-1)  # e^{G_C - G_t}: how much of token t is left at the end
+    reach = g.exp()  # e^{G_t}: how much of S_0 is left at token t
+    rest = (g[:, -1:] - g).exp()  # e^{G_C - G_t}: how much of token t is left at the end of the chunk
 
-    k_t = k.transpose(-1, -2)
-    m = per_value_head((q * scale) @ k_t) * decay
-    a = per_value_head(k @ k_t) * decay * b  # the solver takes the diagonal as 1 and reads nothing above it
-    q, k = per_value_head(q) * (reach * scale), per_value_head(k)
-    xw = torch.linalg.solve_triangular(
-        a, torch.cat((v_ * b, k * (reach * b)), -1), upper=False, unitriangular=True
-    )
-    x, w = xw.split((v.shape[-1], k.shape[-1]), -1)
-    k = k * rest
-    reads = torch.cat((w, q), -2)  # both read S_0, in one product
+    m = per_value_head(torch.bmm(q * scale, k.mT)) * decay
+    a = per_value_head(torch.bmm(k, k.mT)) * decay * b.unsqueeze(-1)
+    # The solver takes the diagonal as 1 and reads nothing above it. An inverse and two products are faster
+    # than a solve for the wide right sides, and beta goes into the columns of the small matrix.
+    eye = torch.eye(chunk_size, dtype=work, device=q.device)
+    solved = torch.linalg.solve_triangular(a, eye.expand_as(a), upper=False, unitriangular=True)
+    solved = solved * b.unsqueeze(-2)
+    k = per_value_head(k)
+    x = torch.bmm(solved, value)
+    w = torch.bmm(solved * reach.unsqueeze(-2), k)
+    q = per_value_head(q) * (reach * scale).unsqueeze(-1)
+    k = k * rest.unsqueeze(-1)
 
-    state = _starting_states(initial_state, len(offsets) - 1, k, v_)[layout.order]
+    heads = v.shape[1]
+    state = _starting_states(initial_state, len(offsets) - 1, heads, value, k)[layout.order].flatten(0, 1)
     outs, finished = [], []
-    steps = zip(*(t.split(layout.active) for t in (reads, x, m, k, reach[..., -1:, :])), strict=True)
-    for active, (reads_i, x_i, m_i, k_i, reach_i) in zip(layout.active, steps, strict=True):
-        if active < len(state):
-            finished.append(state[active:])
-            state = state[:active]
-        from_state = reads_i @ state.transpose(-1, -2)
-        u = x_i - from_state[..., :chunk_size, :]
-        outs.append(from_state[..., chunk_size:, :] + m_i @ u)
-        state = state * reach_i + u.transpose(-1, -2) @ k_i
-    final = torch.cat([state, *reversed(finished)])[layout.inverse_order]
-    out = layout.unpack(torch.cat(outs)) if outs else v
+    blocks = [active * heads for active in layout.active]
+    for x_i, w_i, q_i, m_i, k_i, left in zip(
+        *(t.split(blocks) for t in (x, w, q, m, k, reach[:, -1:, None])), strict=True
+    ):
+        if len(x_i) < len(state):
+            finished.append(state[len(x_i) :])
+            state = state[: len(x_i)]
+        u = torch.baddbmm(x_i, w_i, state.mT, alpha=-1)
+        outs.append(torch.baddbmm(torch.bmm(q_i, state.mT), m_i, u))
+        state = torch.baddbmm(state * left, u.mT, k_i)
+    final = torch.cat([state, *reversed(finished)]).unflatten(0, (-1, heads))[layout.inverse_order]
+    out = layout.unpack(torch.cat(outs), heads) if outs else v
     return out.to(v.dtype), final
 
 
@@ -220,8 +223,8 @@ def _work_dtype(v: Tensor) -> torch.dtype:
     return torch.float64 if v.dtype == torch.float64 else torch.float32
 
 
-def _starting_states(initial: Tensor | None, sequences: int, k: Tensor, v: Tensor) -> Tensor:
-    """[sequences, Hv, d_v, d_k] in v's dtype; k and v are [.., heads, .., d] or [.., heads, d]."""
+def _starting_states(initial: Tensor | None, sequences: int, heads: int, v: Tensor, k: Tensor) -> Tensor:
+    """[sequences, heads, d_v, d_k] in v's dtype; the last dimensions of v and k are d_v and d_k."""
     if initial is not None:
         return initial.to(v.dtype)
-    return v.new_zeros(sequences, v.shape[1], v.shape[-1], k.shape[-1])
+    return v.new_zeros(sequences, heads, v.shape[-1], k.shape[-1])

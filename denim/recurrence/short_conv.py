@@ -10,6 +10,7 @@ Sums are fp32 (fp64 for fp64 inputs), results in x's dtype. The window is [W - 1
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def short_conv(
     sequences, past = len(offsets) - 1, weight.shape[1] - 1
     if window is None:
         window = x.new_zeros(sequences, past, x.shape[1])
-    lengths = [end - start for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
+    lengths = [end - start for start, end in pairwise(offsets)]
     if any(length != lengths[0] for length in lengths):
         each = zip(x.split(lengths), window.split(1), lengths, strict=True)
         parts = [short_conv(part, weight, cu_seqlens=[0, n], window=w) for part, w, n in each]
