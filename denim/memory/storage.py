@@ -1,0 +1,108 @@
+"""The arena's bytes: one device buffer, typed views of it, and moves between entries and the host.
+
+Owns the buffer. Knows the layout, not who holds what: ids come from `denim.memory.arena`. Every view is
+made once over the whole buffer, so kernels index it by page id or slot id; offsets are 64-bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass, TensorPlace
+
+POISON = 0xFF  # a float of any supported dtype made of these bytes is NaN
+
+
+class Storage:
+    """`num_slabs` slabs of `layout` on `device`.
+
+    The buffer is not zeroed: nothing reads an entry before it was written. With `debug_poison` it starts
+    as NaN, and entries given to `retire` (an arena's `on_free`) become NaN at the next `poison_retired`,
+    which the runner calls after a step's swap-outs have read what was freed and before anything is written.
+    """
+
+    def __init__(
+        self,
+        layout: ArenaLayout,
+        num_slabs: int,
+        device: torch.device | str = "cpu",
+        debug_poison: bool = False,
+    ) -> None:
+        self.layout = layout
+        self.num_slabs = num_slabs
+        self.debug_poison = debug_poison
+        self.buffer = torch.empty(num_slabs * layout.slab_bytes, dtype=torch.uint8, device=device)
+        if debug_poison:
+            self.buffer.fill_(POISON)
+        self._retired: dict[str, list[int]] = {}
+        self._rows = {size.name: self.buffer.view(-1, size.stride) for size in layout.classes}
+        self._kv = {place.layer: self._view(PAGE, place) for place in layout.page_tensors}
+        self._state = {(place.layer, place.role): self._view(SLOT, place) for place in layout.slot_tensors}
+
+    def kv(self, layer: int) -> Tensor:
+        """KV of one layer, [num_pages, 2, page_size, num_kv_heads, head_dim]: keys, then values."""
+        return self._kv[layer]
+
+    def state(self, layer: int, role: str) -> Tensor:
+        """One state tensor of one layer, [num_slots, *shape]; `role` is "recurrent" or "conv"."""
+        return self._state[layer, role]
+
+    def copy(self, name: str, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole entries of a class, source by source. No target may be a later source."""
+        rows = self._rows[name]
+        for source, target in zip(sources, targets, strict=True):
+            rows[target].copy_(rows[source])
+
+    def save(self, name: str, ids: Sequence[int]) -> Tensor:
+        """Entries in host memory, uint8 [n, stride], pinned on CUDA; complete when this returns."""
+        rows = self._rows[name]
+        host = torch.empty(len(ids), rows.shape[1], dtype=torch.uint8, pin_memory=rows.is_cuda)
+        for at, first, n in _runs(ids):
+            host[at : at + n].copy_(rows[first : first + n], non_blocking=True)
+        if rows.is_cuda:
+            torch.cuda.current_stream(rows.device).synchronize()
+        return host
+
+    def load(self, name: str, ids: Sequence[int], saved: Tensor) -> None:
+        """Write what `save` returned into these entries (other ids than before are fine)."""
+        rows = self._rows[name]
+        for at, first, n in _runs(ids):
+            rows[first : first + n].copy_(saved[at : at + n], non_blocking=True)
+
+    def poison(self, name: str, ids: Sequence[int]) -> None:
+        """Fill entries with NaN."""
+        rows = self._rows[name]
+        for _, first, n in _runs(ids):
+            rows[first : first + n].fill_(POISON)
+
+    def retire(self, name: str, ids: Sequence[int]) -> None:
+        """Note freed entries for `poison_retired`. Their bytes stay until then."""
+        self._retired.setdefault(name, []).extend(ids)
+
+    def poison_retired(self) -> None:
+        """Fill with NaN all that was retired since the last call."""
+        for name, ids in self._retired.items():
+            self.poison(name, sorted(ids))
+        self._retired.clear()
+
+    def _view(self, name: str, place: TensorPlace) -> Tensor:
+        size: SizeClass = self.layout.size_class(name)
+        dtype: torch.dtype = getattr(torch, place.dtype)
+        inner = torch.empty(place.shape, device="meta").stride()
+        return self.buffer.view(dtype).as_strided(
+            (self.num_slabs * size.count, *place.shape),
+            (size.stride // dtype.itemsize, *inner),
+            place.offset // dtype.itemsize,
+        )
+
+
+def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Cut ids into runs of neighbours, each moved as one block: (position in `ids`, first id, length)."""
+    at = 0
+    for i in range(1, len(ids) + 1):
+        if i == len(ids) or ids[i] != ids[i - 1] + 1:
+            yield at, ids[at], i - at
+            at = i
