@@ -69,15 +69,22 @@ class FullAttention:
     def state_tensors(self, state_dtype: str, dtype: str) -> tuple[StateTensor, ...]:
         return ()
 
-    def parameters(self, hidden: int) -> int:
+    def projection_parameters(self, hidden: int) -> int:
+        """Parameters of the matrices that every token is multiplied with."""
         q = self.num_heads * self.head_dim
-        kv = 2 * self.num_kv_heads * self.head_dim
+        return hidden * (q * (2 if self.gated else 1) + 2 * self.num_kv_heads * self.head_dim + q)
+
+    def parameters(self, hidden: int) -> int:
         norms = 2 * self.head_dim if self.qk_norm else 0
-        return hidden * (q * (2 if self.gated else 1) + kv + q) + norms
+        return self.projection_parameters(hidden) + norms
 
     def mixing_flops(self, context: int) -> int:
         """FLOPs of one token beyond its projections, attending over `context` tokens (scores and sum)."""
         return 4 * context * self.num_heads * self.head_dim
+
+    def prefill_mixing_flops(self, tokens: int, chunk: int) -> int:
+        """FLOPs of a whole prompt beyond its projections: token i attends over i + 1 tokens."""
+        return self.mixing_flops(tokens * (tokens + 1) // 2)
 
 
 @dataclass(frozen=True)
@@ -109,11 +116,14 @@ class GatedDeltaNet:
             StateTensor("conv", (self.conv_width - 1, self.conv_channels), dtype),
         )
 
-    def parameters(self, hidden: int) -> int:
+    def projection_parameters(self, hidden: int) -> int:
+        """Parameters of the matrices that every token is multiplied with."""
         values = self.num_value_heads * self.value_dim
-        projections = hidden * (self.conv_channels + values + 2 * self.num_value_heads) + values * hidden
+        return hidden * (self.conv_channels + values + 2 * self.num_value_heads) + values * hidden
+
+    def parameters(self, hidden: int) -> int:
         small = self.conv_channels * self.conv_width + 2 * self.num_value_heads + self.value_dim
-        return projections + small
+        return self.projection_parameters(hidden) + small
 
     def mixing_flops(self, context: int) -> int:
         """FLOPs of one token in the recurrent form, convolution included; independent of `context`.
@@ -131,6 +141,10 @@ class GatedDeltaNet:
         """
         per_head = 6 * self.key_dim * self.value_dim + 2 * chunk * (3 * self.key_dim + 2 * self.value_dim)
         return self.num_value_heads * per_head + 2 * self.conv_channels * self.conv_width
+
+    def prefill_mixing_flops(self, tokens: int, chunk: int) -> int:
+        """FLOPs of a whole prompt beyond its projections, in chunks of at most `chunk` tokens."""
+        return tokens * self.chunked_flops(min(chunk, tokens))
 
 
 Mixer = FullAttention | GatedDeltaNet
