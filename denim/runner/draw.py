@@ -1,0 +1,125 @@
+"""One token from each of several distributions: the draw, with min-p, top-k and top-p before it.
+
+The filters keep a beginning of one order, by logit downwards and among equals by id upwards; the draw
+inverts the cumulative distribution in that order. Few tokens decide, so they are looked for among the
+largest logits first, and a row is sorted whole only where those do not settle it. A row without filters
+is drawn in the order of ids and never sorted.
+
+Weights are rounded to integers first, so that sums are exact in whatever order a device adds: a row
+gives the same token alone and in any batch. Knows logits and numbers; knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Largest logits that are looked at before a row is sorted whole: for top-p and min-p alone, and the
+# least for top-k, which needs a few more than k to see which tokens equal the last one.
+_CANDIDATES = 1024
+_FEWEST_CANDIDATES = 64
+_SUM_BITS = 62  # the sum of a row's weights stays below 2^62, inside int64
+
+
+class Filters(NamedTuple):
+    """Filters of R rows, each tensor [R, 1]; top_k is V where there is none.
+
+    `min_log` float32: log(min_p). `top_k` int64. `top_p` float64. `candidates`: how many of a row's
+    largest logits are looked at first. `needs_total`: there is a row without top_k.
+    """
+
+    min_log: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    candidates: int
+    needs_total: bool
+
+    def rows(self, index: Tensor) -> Filters:
+        return self._replace(min_log=self.min_log[index], top_k=self.top_k[index], top_p=self.top_p[index])
+
+
+def make_filters(
+    min_p: Sequence[float], top_k: Sequence[int], top_p: Sequence[float], vocab: int, device: torch.device
+) -> Filters:
+    """The filters of R rows over `vocab` tokens; a top_k of 0, or of `vocab` and more, keeps all."""
+    counts = [min(k or vocab, vocab) for k in top_k]
+    needs_total = vocab in counts
+    largest_k = max((count for count in counts if count < vocab), default=0)
+    candidates = max(_FEWEST_CANDIDATES, 2 * largest_k, _CANDIDATES if needs_total else 0)
+    return Filters(
+        min_log=torch.tensor(min_p, dtype=torch.float32, device=device).log()[:, None],
+        top_k=torch.tensor(counts, dtype=torch.int64, device=device)[:, None],
+        top_p=torch.tensor(top_p, dtype=torch.float64, device=device)[:, None],
+        candidates=min(candidates, vocab),
+        needs_total=needs_total,
+    )
+
+
+def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """Tokens int64 [R], drawn from softmax(logits [R, V] float32).
+
+    `uniforms` float64 [R, 1] in [0, 1) decide. A row of NaN gives any token.
+    """
+    sums = _weights(logits - logits.amax(-1, keepdim=True), logits.shape[1]).cumsum(-1)
+    place = torch.searchsorted(sums, _target(uniforms, sums[:, -1:]), right=True)
+    return place[:, 0].clamp(max=logits.shape[1] - 1)
+
+
+def draw_filtered(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
+    """Tokens int64 [R], drawn from softmax(logits [R, V] float32) after the filters.
+
+    Top-p takes its share of what min-p and top-k have left, as in vLLM. `uniforms` as in `draw`.
+    """
+    vocab = logits.shape[1]
+    logits = logits - logits.amax(-1, keepdim=True)
+    total = None
+    if filters.needs_total:
+        total = _weights(logits, vocab).masked_fill_(logits < filters.min_log, 0).sum(-1, keepdim=True)
+    values, ids = logits.topk(filters.candidates, -1)
+    ids, order = ids.sort(-1)
+    values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    tokens, certain = _draw_ordered(values, ids.gather(-1, order), total, filters, uniforms, vocab)
+    open_rows = (~certain).nonzero()[:, 0]
+    if len(open_rows):
+        values, ids = logits[open_rows].sort(dim=-1, descending=True, stable=True)
+        total = None if total is None else total[open_rows]
+        tokens[open_rows], _ = _draw_ordered(
+            values, ids, total, filters.rows(open_rows), uniforms[open_rows], vocab
+        )
+    return tokens
+
+
+def _draw_ordered(
+    values: Tensor, ids: Tensor, total: Tensor | None, filters: Filters, uniforms: Tensor, vocab: int
+) -> tuple[Tensor, Tensor]:
+    """Tokens int64 [R] from the C first of a row, and bool [R] whether more of it could change them.
+
+    `values` [R, C] are logits less their maximum in the filters' order, `ids` their tokens, `total`
+    [R, 1] the weight of all tokens that min-p keeps (None: every row has a top_k).
+    """
+    seen = values.shape[1]
+    sums = _weights(values, vocab).masked_fill_(values < filters.min_log, 0).cumsum(-1)
+    left = sums.gather(-1, (filters.top_k - 1).clamp(max=seen - 1))
+    if total is not None:
+        left = torch.where(filters.top_k < vocab, left, total)
+    # The last token that stays is the first at which the sum reaches its share.
+    last = (sums < filters.top_p * left).sum(-1, keepdim=True)
+    inside = last.clamp(max=seen - 1)
+    place = torch.searchsorted(sums, _target(uniforms, sums.gather(-1, inside)), right=True)
+    tokens = ids.gather(-1, place.clamp(max=seen - 1))[:, 0]
+    # Tokens equal to the smallest one seen may be missing.
+    certain = (last < seen) & (values.gather(-1, inside) > values[:, -1:])
+    return tokens, certain[:, 0] | (seen == vocab)
+
+
+def _weights(logits: Tensor, vocab: int) -> Tensor:
+    """exp(logits) for logits of at most 0, as int64; `vocab` of them sum to less than 2^62."""
+    return (logits.exp() * 2.0 ** (_SUM_BITS - vocab.bit_length())).to(torch.int64)
+
+
+def _target(uniforms: Tensor, total: Tensor) -> Tensor:
+    """Integers [R, 1] in [0, total)."""
+    return torch.minimum((uniforms * total).to(torch.int64), total - 1)

@@ -1,0 +1,208 @@
+"""The next token of every row of a batch, worked out on the device, with one wait at the end.
+
+Owns the order of the steps, which is vLLM's: logit bias, min_tokens, penalties, temperature, min-p,
+top-k, top-p, draw; and what of a request's past they depend on. Log-probabilities are of the logits as
+they came. Knows parameters and token ids; knows nothing of text, schedules or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from denim.runner.draw import draw, draw_filtered, make_filters
+from denim.runner.logprobs import LogprobTensors, TokenLogprobs, token_logprobs
+from denim.runner.penalties import SeenTokens, apply_penalties
+from denim.runner.random import uniform
+from denim.sampling_params import SamplingParams
+
+NO_TOKEN = -1
+
+
+class SamplingState:
+    """How one completion is sampled, and what of its past that depends on.
+
+    `params` are resolved (RequestError if they name a token beyond `vocab_size`). Completion `index` of
+    a request draws from the stream of seed + index; `drawn` tokens were taken from it so far.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        end_token_ids: Sequence[int] = (),
+        index: int = 0,
+    ) -> None:
+        params.check_vocab(vocab_size)
+        assert params.seed is not None, "resolve() fills in the seed first"
+        self.params = params
+        self.seed = params.seed + index
+        self.drawn = 0
+        self.seen = SeenTokens(prompt_ids) if params.penalised else None
+        ends = () if params.ignore_eos else end_token_ids
+        self.ending_ids = sorted({*ends, *params.stop_token_ids})
+
+    def append(self, token: int) -> None:
+        """Takes note that `token` was drawn: to be called once for every token that is accepted."""
+        self.drawn += 1
+        if self.seen is not None:
+            self.seen.append(token)
+
+    @property
+    def ends_forbidden(self) -> bool:
+        """Whether min_tokens still keeps the next token from ending the text."""
+        return self.drawn < self.params.min_tokens and bool(self.ending_ids)
+
+
+class SampleResult(NamedTuple):
+    """One token and one report (None: not asked for) a row.
+
+    `bad_rows` are rows whose logits hold a NaN or have no finite maximum; their token is NO_TOKEN and
+    they have no report. Nothing that came of such a row's state may be used again.
+    """
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None]
+    bad_rows: list[int]
+
+
+class Sampler:
+    """Samples batches; keeps the parameter tensors of the last one, which mostly comes again."""
+
+    def __init__(self) -> None:
+        self._batch: _Batch | None = None
+
+    def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> SampleResult:
+        """The next token of each row of `logits` [R, V] (float32, bfloat16 or float16; left unchanged).
+
+        `states` are the R sampling states. They are read, not advanced: see `SamplingState.append`.
+        """
+        if self._batch is None or not self._batch.is_of(states, logits):
+            self._batch = _Batch(states, logits)
+        batch = self._batch
+        best = logits.max(-1)  # a NaN is the maximum of its row; of equals, the first
+        tokens = best.indices if batch.plain else _choose(logits, batch)
+        reports = _reports(logits, tokens, batch)
+
+        values = torch.where(best.values.isfinite(), tokens, NO_TOKEN).tolist()
+        bad_rows = [row for row, token in enumerate(values) if token == NO_TOKEN]
+        logprobs: list[TokenLogprobs | None] = [None] * len(values)
+        if reports is not None:
+            for row, report in zip(batch.logprob_rows, reports.to_host(), strict=True):
+                if values[row] != NO_TOKEN:
+                    logprobs[row] = report.shortened(states[row].params.logprobs or 0)
+        return SampleResult(values, logprobs, bad_rows)
+
+
+class _Batch:
+    """What stays the same while the same requests are sampled on the same device."""
+
+    def __init__(self, states: Sequence[SamplingState], logits: Tensor) -> None:
+        self.states = list(states)
+        self.device = logits.device
+        self.vocab = vocab = logits.shape[1]
+        params = [state.params for state in states]
+        every = range(len(params))
+        self.random_rows = [row for row in every if not params[row].greedy]
+        self.penalised_rows = [row for row in every if params[row].penalised]
+        self.minimum_rows = [row for row in every if params[row].min_tokens and states[row].ending_ids]
+        self.logprob_rows = [row for row in every if params[row].logprobs is not None]
+        biases = [
+            (row * vocab + token, bias) for row in every for token, bias in params[row].logit_bias.items()
+        ]
+        self.plain = not (self.random_rows or self.penalised_rows or self.minimum_rows or biases)
+        self.top_logprobs = max((params[row].logprobs or 0 for row in self.logprob_rows), default=0)
+
+        self.bias_places = self._tensor([place for place, _ in biases], torch.int64)
+        self.bias_values = self._tensor([bias for _, bias in biases], torch.float32)
+        self.logprob_index = self._tensor(self.logprob_rows, torch.int64)
+        self.temperature = self._tensor([1.0 if p.greedy else p.temperature for p in params], torch.float32)
+        filtered = {row for row in self.random_rows if _filtered(params[row])}
+        self.free_rows = [row for row in self.random_rows if row not in filtered]
+        self.filtered_rows = sorted(filtered)
+        self.free_index = self._tensor(self.free_rows, torch.int64)
+        self.filtered_index = self._tensor(self.filtered_rows, torch.int64)
+        chosen = [params[row] for row in self.filtered_rows]
+        self.filters = make_filters(
+            [p.min_p or 0.0 for p in chosen],
+            [p.top_k or 0 for p in chosen],
+            [1.0 if p.top_p is None else p.top_p for p in chosen],
+            vocab,
+            self.device,
+        )
+
+    def _tensor(self, values: Sequence[float | None], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+    def is_of(self, states: Sequence[SamplingState], logits: Tensor) -> bool:
+        """Whether this is the batch of these very states, for logits of this kind."""
+        if len(states) != len(self.states) or logits.device != self.device or logits.shape[1] != self.vocab:
+            return False
+        return all(ours is theirs for ours, theirs in zip(self.states, states, strict=True))
+
+
+def _choose(logits: Tensor, batch: _Batch) -> Tensor:
+    """Tokens int64 [R] where more is asked for than the largest of `logits`."""
+    logits = logits.to(torch.float32, copy=True).contiguous()
+    if len(batch.bias_places):
+        logits.view(-1).index_add_(0, batch.bias_places, batch.bias_values)
+    _forbid_ends(logits, batch)
+    _penalise(logits, batch)
+    if not batch.random_rows:
+        return logits.argmax(-1)
+    tokens = logits.argmax(-1)
+    logits.div_(batch.temperature[:, None])
+    if batch.free_rows:
+        drawn = draw(logits[batch.free_index], _uniforms(batch, batch.free_rows))
+        tokens.index_copy_(0, batch.free_index, drawn)
+    if batch.filtered_rows:
+        uniforms = _uniforms(batch, batch.filtered_rows)
+        drawn = draw_filtered(logits[batch.filtered_index], batch.filters, uniforms)
+        tokens.index_copy_(0, batch.filtered_index, drawn)
+    return tokens
+
+
+def _uniforms(batch: _Batch, rows: Sequence[int]) -> Tensor:
+    numbers = [uniform(batch.states[row].seed, batch.states[row].drawn) for row in rows]
+    return torch.tensor(numbers, dtype=torch.float64, device=batch.device)[:, None]
+
+
+def _filtered(params: SamplingParams) -> bool:
+    return bool(params.top_k) or (params.top_p or 1.0) < 1.0 or (params.min_p or 0.0) > 0.0
+
+
+def _forbid_ends(logits: Tensor, batch: _Batch) -> None:
+    places = [
+        row * batch.vocab + token
+        for row in batch.minimum_rows
+        if batch.states[row].ends_forbidden
+        for token in batch.states[row].ending_ids
+    ]
+    if places:
+        index = torch.tensor(places, dtype=torch.int64, device=logits.device)
+        logits.view(-1).index_fill_(0, index, -torch.inf)
+
+
+def _penalise(logits: Tensor, batch: _Batch) -> None:
+    rows = [row for row in batch.penalised_rows]
+    seen = [tokens for row in rows if (tokens := batch.states[row].seen) is not None]
+    if seen:
+        params = [batch.states[row].params for row in rows]
+        apply_penalties(
+            logits,
+            rows,
+            seen,
+            [p.repetition_penalty or 1.0 for p in params],
+            [p.presence_penalty for p in params],
+            [p.frequency_penalty for p in params],
+        )
+
+
+def _reports(logits: Tensor, tokens: Tensor, batch: _Batch) -> LogprobTensors | None:
+    if not batch.logprob_rows:
+        return None
+    return token_logprobs(logits[batch.logprob_index], tokens[batch.logprob_index], batch.top_logprobs)
