@@ -42,3 +42,8 @@ def load_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds a JSON {type(value).__name__}; an object is needed")
     return value
+
+
+def embedded_model() -> Path:
+    """The folder of denim-tiny, the model that comes with the package."""
+    return Path(__file__).parents[1] / "weights" / "denim-tiny"

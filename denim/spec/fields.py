@@ -8,6 +8,7 @@ does for transformers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from denim.errors import ConfigError
@@ -79,17 +80,17 @@ class Fields:
             raise self.error(key, f"an integer of at least {least}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """Raises ConfigError unless the value, or else `default`, is a positive finite number."""
+    def number(self, key: str, default: float | None = None, *, most: float | None = None) -> float:
+        """Raises ConfigError unless the value, or else `default`, is positive, finite and at most `most`."""
         value = self.get(key)
         if value is None:
             value = default
-        if not is_number(value) or not 0 < value < float("inf"):
-            raise self.error(key, "a positive number")
+        if not is_number(value) or not 0 < value < inf or (most is not None and value > most):
+            raise self.error(key, "a positive number" + ("" if most is None else f" of at most {most}"))
         return float(value)
 
-    def optional_number(self, key: str) -> float | None:
-        return self.number(key) if key in self else None
+    def optional_number(self, key: str, *, most: float | None = None) -> float | None:
+        return self.number(key, most=most) if key in self else None
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.get(key)

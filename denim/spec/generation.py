@@ -46,7 +46,7 @@ def read_generation_defaults(source: Source) -> GenerationDefaults:
         end_token_ids += [token for token in _token_ids(section) if token not in end_token_ids]
     return GenerationDefaults(
         temperature=_temperature(generation),
-        top_p=_bounded(generation, "top_p", 1.0),
+        top_p=generation.optional_number("top_p", most=1.0),
         top_k=generation.integer("top_k", least=-1) if "top_k" in generation else None,
         min_p=_bounded(generation, "min_p", 1.0),
         repetition_penalty=generation.optional_number("repetition_penalty"),

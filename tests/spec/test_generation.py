@@ -46,7 +46,7 @@ def test_no_sampling_means_temperature_zero(tmp_path: Path) -> None:
     [
         ({"temperature": -1}, "'temperature' is -1"),
         ({"temperature": "hot"}, "'temperature' is 'hot'"),
-        ({"top_p": 1.5}, "'top_p' is 1.5; supported: a number from 0 to 1"),
+        ({"top_p": 1.5}, "'top_p' is 1.5; supported: a positive number of at most 1"),
         ({"top_k": 2.5}, "'top_k' is 2.5"),
         ({"repetition_penalty": 0}, "'repetition_penalty' is 0"),
         ({"do_sample": "no"}, "'do_sample' is 'no'"),

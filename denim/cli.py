@@ -1,0 +1,109 @@
+"""The command `denim`.
+
+Owns the names and options of the commands, and the way in which errors leave: one line on stderr and an
+exit code (2: bad input, 3: it does not fit, 1: anything else that Denim raises on purpose). The work is in
+`denim.commands`, imported when a command runs, so that light commands stay quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import denim
+from denim.errors import CapacityError, ConfigError, DenimError, RequestError
+
+BAD_INPUT, TOO_LARGE, OTHER_ERROR, INTERRUPTED = 2, 3, 1, 130
+
+app = typer.Typer(
+    name="denim",
+    help="An inference engine for hybrid linear-attention language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ModelFolder = Annotated[
+    Path | None, typer.Argument(metavar="MODEL", help="A model folder; without it the embedded denim-tiny.")
+]
+ConfigOrModel = Annotated[
+    Path | None,
+    typer.Argument(metavar="CONFIG_OR_MODEL", help="A config.json or a model folder; default: denim-tiny."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+Model = Annotated[Path | None, typer.Option("--model", "-m", help="A model folder; default: denim-tiny.")]
+Dtype = Annotated[str, typer.Option(help="Of weights and activations; auto: the config's.")]
+StateDtype = Annotated[str, typer.Option(help="Of recurrent states; auto: the config's, or float32.")]
+KvDtype = Annotated[str, typer.Option(help="Of KV; auto: that of the weights.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
+Memory = Annotated[
+    str | None, typer.Option(help="For states and KV: 8GiB, 512MiB, or a fraction of the device: 0.5.")
+]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="Most tokens of an answer.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="0: always the likeliest token. Default: the model's.")
+]
+TopP = Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this total probability.")]
+TopK = Annotated[int | None, typer.Option(help="Draw from so many likeliest tokens; 0: all.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed draws the same answer.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what the engine does.")]
+
+
+@app.command()
+def ledger(
+    model: ConfigOrModel = None,
+    lengths: Annotated[str | None, typer.Option(help="Lengths of the table: 512,1024,…")] = None,
+    dtype: Dtype = "auto",
+    state_dtype: StateDtype = "auto",
+    kv_dtype: KvDtype = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """What a model costs in memory and arithmetic, from its config alone."""
+    from denim.commands.ledger import show_ledger
+
+    show_ledger(model, lengths, dtype, state_dtype, kv_dtype, as_json)
+
+
+@app.command()
+def inspect(model: ModelFolder = None, as_json: AsJson = False) -> None:
+    """Layers, sizes and dtypes of a model; its weights are not read."""
+    from denim.commands.inspect import show_model
+
+    show_model(model, as_json)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """What this machine has, and what Denim would use of it."""
+    from denim.commands.doctor import show_machine
+
+    show_machine(as_json)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(f"denim {denim.__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """The entry point: run a command, turn Denim's own errors into one line and an exit code."""
+    try:
+        app()
+    except DenimError as error:
+        print(f"denim: {error}", file=sys.stderr)
+        sys.exit(exit_code(error))
+
+
+def exit_code(error: DenimError) -> int:
+    if isinstance(error, ConfigError | RequestError):
+        return BAD_INPUT
+    return TOO_LARGE if isinstance(error, CapacityError) else OTHER_ERROR
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The commands of `denim`, one file each. What costs time to import, they import when they run."""

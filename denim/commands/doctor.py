@@ -1,0 +1,106 @@
+"""`denim doctor`: what this machine has and what Denim would use of it.
+
+Owns the report. Asks torch and the installed packages; runs nothing on a device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import denim
+from denim.ledger.units import size_text
+from denim.spec import embedded_model
+
+REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+OPTIONAL = ("triton", "flashinfer-python", "flash-linear-attention")
+
+
+def show_machine(as_json: bool) -> None:
+    """Print the report; it has no way to fail but a broken installation, which it shows."""
+    report = examine()
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for title, text in rows(report):
+        grid.add_row(title, text)
+    Console(highlight=False).print(grid)
+
+
+def examine() -> dict[str, Any]:
+    """The report as plain JSON values. Memory in bytes."""
+    import psutil
+    import torch
+
+    from denim.engine.loading import choose_device
+    from denim.layers.linear import can_pack
+
+    memory = psutil.virtual_memory()
+    return {
+        "denim": denim.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory": {"total": memory.total, "free": memory.available},
+        "packages": {name: _version(name) for name in REQUIRED + OPTIONAL},
+        "cuda": torch.version.cuda,
+        "devices": [_device(index) for index in range(torch.cuda.device_count())],
+        "chosen_device": str(choose_device("auto")),
+        "cpu_bf16_packed": can_pack(torch.empty(1, 1, dtype=torch.bfloat16)),
+        "embedded_model": (embedded_model() / "config.json").is_file(),
+    }
+
+
+def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """(title, text) of each line that a person reads."""
+    found = {name: number or "missing" for name, number in report["packages"].items()}
+    memory = report["memory"]
+    devices = [
+        f"{device['name']}, {size_text(device['free'])} of {size_text(device['total'])} free, "
+        f"capability {device['capability']}"
+        for device in report["devices"]
+    ]
+    torch_build = f"CUDA {report['cuda']}" if report["cuda"] else "no CUDA"
+    bf16 = "bf16 products packed by oneDNN" if report["cpu_bf16_packed"] else "no fast bf16: prefer float32"
+    return [
+        ("denim", report["denim"]),
+        ("python", f"{report['python']} on {report['system']}"),
+        ("cpu", f"{report['cores']} cores, {report['threads']} torch threads; {bf16}"),
+        ("memory", f"{size_text(memory['free'])} of {size_text(memory['total'])} free"),
+        ("torch", f"{found['torch']}, built with {torch_build}"),
+        ("cuda devices", "; ".join(devices) or "none"),
+        ("needed", ", ".join(f"{name} {found[name]}" for name in REQUIRED[1:])),
+        ("optional", ", ".join(f"{name} {found[name]}" for name in OPTIONAL)),
+        ("denim-tiny", "there" if report["embedded_model"] else "missing: the installation is not whole"),
+        ("Denim runs on", f"{report['chosen_device']}; attention and linear layers in plain torch"),
+    ]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _device(index: int) -> dict[str, Any]:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(index)
+    major, minor = torch.cuda.get_device_capability(index)
+    return {
+        "name": torch.cuda.get_device_name(index),
+        "capability": f"{major}.{minor}",
+        "free": free,
+        "total": total,
+    }

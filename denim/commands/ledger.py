@@ -1,0 +1,95 @@
+"""`denim ledger`: what a model costs, without loading anything of it.
+
+Owns the table. Knows the ledger; must not import torch, so that it answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from denim.errors import ConfigError
+from denim.ledger import LENGTHS, ledger_json
+from denim.ledger.units import count_text, flops_text, pattern_text, size_text
+from denim.spec import embedded_model, read_spec
+
+
+def show_ledger(
+    model: Path | None,
+    lengths: str | None,
+    dtype: str,
+    state_dtype: str,
+    kv_dtype: str,
+    as_json: bool,
+) -> None:
+    """Print the ledger of a config or model folder (None: the embedded model).
+
+    Raises ConfigError for a config that cannot be read and for lengths that are not whole numbers.
+    """
+    place = embedded_model() if model is None else model
+    spec = read_spec(place, dtype=dtype, state_dtype=state_dtype)
+    values = ledger_json(spec, LENGTHS if lengths is None else parse_lengths(lengths), kv_dtype)
+    if as_json:
+        print(json.dumps(values, indent=2))
+        return
+    console = Console(highlight=False)
+    name = (place if place.is_dir() else place.parent).resolve().name
+    for line in summary(name, values):
+        console.print(line, soft_wrap=True)
+    console.print(table(values))
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """ "512,1024" as numbers of tokens."""
+    parts = [part.strip().replace("_", "") for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--lengths is {text!r}; give positive whole numbers with commas: 512,1024,4096")
+    return tuple(int(part) for part in parts)
+
+
+def summary(name: str, values: dict[str, Any]) -> list[str]:
+    """What does not depend on a length, one fact a line."""
+    per_token = f"{size_text(values['kv_bytes_per_token'])} of KV"
+    if values["all_full_kv_bytes_per_token"] is not None:
+        per_token += (
+            f" ({size_text(values['all_full_kv_bytes_per_token'])} if every layer were full attention)"
+        )
+    if values["mtp_kv_bytes_per_token"]:
+        per_token += f", {size_text(values['mtp_kv_bytes_per_token'])} more when the MTP head drafts"
+    state, conv = size_text(values["state_bytes"]), size_text(values["conv_bytes"])
+    lines = [
+        f"[bold]{name}[/]: {pattern_text(values['layers'])} layers, {count_text(values['parameters'])} "
+        f"parameters, {size_text(values['weight_bytes'])} in {values['dtype']}; "
+        f"states in {values['state_dtype']}, KV in {values['kv_dtype']}",
+        f"  a token     {per_token}",
+        f"  a request   {size_text(values['bytes_per_request'])}: {state} of state, {conv} of convolution",
+    ]
+    if values["crossover_tokens"] is not None:
+        lines.append(
+            f"  crossover   {values['crossover_tokens']:,} tokens, from which on the hybrid is the smaller "
+            f"({values['crossover_tokens_stored_width']:,} if the convolution's whole width is stored)"
+        )
+    return lines
+
+
+def table(values: dict[str, Any]) -> Table:
+    """One row a length: memory of a request, worth of a checkpoint, arithmetic."""
+    grid = Table(box=SIMPLE_HEAD)
+    for heading in ("tokens", "hybrid", "all full", "checkpoint ÷ KV", "prefill", "next token"):
+        grid.add_column(heading, justify="right")
+    for row in values["lengths"]:
+        ratio = row["checkpoint_ratio"]
+        grid.add_row(
+            f"{row['tokens']:,}",
+            size_text(row["hybrid_bytes"]),
+            "-" if row["all_full_bytes"] is None else size_text(row["all_full_bytes"]),
+            "-" if ratio is None else f"{ratio:.2g}",
+            flops_text(row["prefill_flops"]),
+            flops_text(row["decode_flops"]),
+        )
+    return grid
