@@ -26,7 +26,8 @@ ROWS = [
     {"recurrence"},
     {"ledger"},
     {"spec"},
-    {"errors", "sampling_params"},
+    {"sampling_params"},
+    {"errors"},
 ]
 # Parts of one row that may see each other, in this direction only.
 SIBLINGS = {("cli", "commands")}

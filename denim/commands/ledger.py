@@ -16,7 +16,7 @@ from rich.table import Table
 from denim.errors import ConfigError
 from denim.ledger import LENGTHS, ledger_json
 from denim.ledger.units import count_text, flops_text, pattern_text, size_text
-from denim.spec import embedded_model, read_spec
+from denim.spec import ModelSpec, embedded_model, read_spec
 
 
 def show_ledger(
@@ -33,7 +33,7 @@ def show_ledger(
     """
     place = embedded_model() if model is None else model
     spec = read_spec(place, dtype=dtype, state_dtype=state_dtype)
-    values = ledger_json(spec, LENGTHS if lengths is None else parse_lengths(lengths), kv_dtype)
+    values = ledger_json(spec, parse_lengths(lengths) if lengths else default_lengths(spec), kv_dtype)
     if as_json:
         print(json.dumps(values, indent=2))
         return
@@ -42,6 +42,11 @@ def show_ledger(
     for line in summary(name, values):
         console.print(line, soft_wrap=True)
     console.print(table(values))
+
+
+def default_lengths(spec: ModelSpec) -> list[int]:
+    """The usual lengths below the model's context, and the context itself."""
+    return [tokens for tokens in LENGTHS if tokens < spec.max_position] + [spec.max_position]
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:

@@ -1,0 +1,30 @@
+"""`denim doctor`: true statements about the machine that runs the test."""
+
+from __future__ import annotations
+
+import json
+import platform
+
+import pytest
+import torch
+
+from denim.commands.doctor import examine, show_machine
+
+
+def test_report_is_about_this_machine() -> None:
+    report = json.loads(json.dumps(examine()))
+    assert report["python"] == platform.python_version()
+    assert report["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert report["packages"]["transformers"]
+    assert 0 < report["memory"]["free"] <= report["memory"]["total"]
+    assert len(report["devices"]) == torch.cuda.device_count()
+    assert report["chosen_device"].startswith("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_text_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    show_machine(as_json=False)
+    text = " ".join(capsys.readouterr().out.split())
+    report = examine()
+    for name, number in report["packages"].items():
+        assert f"{name} {number or 'missing'}" in text
+    assert f"Denim runs on {report['chosen_device']}" in text
