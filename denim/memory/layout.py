@@ -124,6 +124,13 @@ class ArenaLayout:
         """Slabs that hold these entries and nothing else."""
         return sum(-(-n // self.size_class(name).count) for name, n in need.items() if n)
 
+    def longest_request(self, num_slabs: int) -> int | None:
+        """Tokens of the longest request that fits alone into so many slabs; None: any length fits."""
+        if not self.has(PAGE):
+            return None
+        slots = self.slabs_for({SLOT: 1}) if self.has(SLOT) else 0
+        return (num_slabs - slots) * self.size_class(PAGE).count * self.page_size
+
     def num_slabs(self, memory_bytes: int) -> int:
         """Slabs in `memory_bytes`. Raises CapacityError when not even a request of one token fits."""
         slabs = memory_bytes // self.slab_bytes

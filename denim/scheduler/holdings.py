@@ -1,0 +1,115 @@
+"""What a request holds: its slot and pages in the arena, its place in swap space.
+
+Owns the moves between request, arena and swap space. Decides nothing: who gets memory, and when, is the
+scheduler's business. A model without attention has no pages, one without linear layers no slots.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from denim.errors import RequestError
+from denim.memory.arena import Arena
+from denim.memory.layout import PAGE, SLOT
+from denim.memory.swap import SwapSpace
+from denim.runner.plan import Swap
+from denim.scheduler.request import Request, Status
+
+
+class Holdings:
+    def __init__(self, arena: Arena, swap: SwapSpace) -> None:
+        self.arena = arena
+        self.swap = swap
+        self.page_size = arena.layout.page_size
+        self.has_pages = arena.layout.has(PAGE)
+        self.has_slots = arena.layout.has(SLOT)
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size) if self.has_pages else 0
+
+    def require_fit(self, tokens: int, asked: str) -> None:
+        """Raises RequestError, beginning with `asked`, when `tokens` tokens do not fit an empty arena."""
+        layout, num_slabs = self.arena.layout, self.arena.num_slabs
+        need = layout.need(tokens)
+        slabs = layout.slabs_for(need)
+        if slabs > num_slabs:
+            entries = " and ".join(f"{n} {name}{'s' if n > 1 else ''}" for name, n in need.items())
+            raise RequestError(
+                f"{asked} need {entries}, which is {slabs} slabs; the arena has {num_slabs}, enough for "
+                f"{layout.longest_request(num_slabs)} tokens; shorten the prompt, lower max_tokens or raise "
+                "memory"
+            )
+
+    def has_room(self, tokens: int, shared: int, headroom: int) -> bool:
+        """Whether a request of so many known tokens, `shared` of its pages existing already, could be taken
+        in with `headroom` pages still free then."""
+        need = {SLOT: 1} if self.has_slots else {}
+        if self.has_pages:
+            need[PAGE] = self.pages_for(tokens) - shared + headroom
+        return self.arena.can_alloc(need)
+
+    def take(self, request: Request, shared: list[int]) -> None:
+        """Give the request a slot and the pages of its known tokens, the first of them shared ones."""
+        own = self.arena.alloc_many(PAGE, self.pages_for(len(request.tokens)) - len(shared))
+        slot = self.arena.alloc(SLOT) if self.has_slots else -1
+        assert own is not None and slot is not None, "taken without room"
+        if shared:
+            self.arena.share(PAGE, shared)
+        request.pages = shared + own
+        request.slot = slot
+
+    def grow(self, request: Request) -> bool:
+        """Add the pages that the known tokens lack; False when there is none left."""
+        while len(request.pages) < self.pages_for(len(request.tokens)):
+            page = self.arena.alloc(PAGE)
+            if page is None:
+                return False
+            request.pages.append(page)
+        return True
+
+    def release(self, request: Request) -> None:
+        """Give back slot and pages; shared pages live on with their other holders."""
+        if request.pages:
+            self.arena.release(PAGE, request.pages)
+            request.pages = []
+        if request.slot >= 0:
+            self.arena.release(SLOT, [request.slot])
+            request.slot = -1
+
+    def reserve_swap(self, request: Request) -> bool:
+        """Set aside host memory for all that the request has computed, shared pages included."""
+        return self.swap.reserve(request.id, self.arena.layout.request_bytes(request.computed))
+
+    def swap_of(self, request: Request) -> Swap:
+        """The move of what is computed, to or from the host; pages beyond that hold nothing."""
+        return Swap(
+            request.id, request.slot, request.pages[: self.pages_for(request.computed)], request.computed
+        )
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Raises AssertionError unless exactly these requests account for all that is held."""
+        self.arena.check()
+        self.swap.check()
+        pages: Counter[int] = Counter()
+        slots: Counter[int] = Counter()
+        swapped_bytes = 0
+        for request in requests:
+            pages.update(request.pages)
+            if request.slot >= 0:
+                slots[request.slot] += 1
+            if self.swap.holds(request.id):
+                swapped_bytes += self.arena.layout.request_bytes(request.computed)
+            if request.status is Status.RUNNING:
+                assert len(request.pages) >= self.pages_for(request.computed), f"{request.id} lacks pages"
+                assert (request.slot >= 0) == self.has_slots, f"{request.id} runs without a slot"
+            elif request.status is not Status.FINISHED:
+                assert not request.pages and request.slot < 0, f"{request.id} waits with memory"
+                assert self.swap.holds(request.id) == (request.status is Status.SWAPPED)
+        assert self.swap.used_bytes == swapped_bytes, "swap space is held by nobody"
+        stats = self.arena.stats()
+        for name, held_by_requests in ((PAGE, pages), (SLOT, slots)):
+            for entry, holders in held_by_requests.items():
+                assert self.arena.holders(name, entry) == holders, f"{name} {entry}: wrong number of holders"
+            if self.arena.layout.has(name):
+                assert stats[name + "s"]["used"] == len(held_by_requests), f"a {name} is held by nobody"

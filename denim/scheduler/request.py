@@ -1,0 +1,97 @@
+"""One sequence on its way through the scheduler.
+
+Owns the record: what is known of the sequence, how much of it has been computed, and what memory it
+holds. Only the scheduler changes it; the engine makes it and reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Status(Enum):
+    WAITING = "waiting"  # holds no memory; computed is 0
+    RUNNING = "running"  # holds a slot and the pages of all its known tokens
+    SWAPPED = "swapped"  # its first `computed` tokens lie in host memory
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Family:
+    """Requests over one prompt (`n` > 1) of which one, the leader, computes the prompt for all.
+
+    The leader's prefill stops one token before the prompt's end. There every member that is waiting and
+    for which memory is there begins from the leader's state and pages, applies the last prompt token
+    itself and samples on its own; the others compute the prompt themselves, the next of them as leader.
+
+    `leader` is the running member that has not passed that point yet; `unstarted` counts members that
+    have never run.
+    """
+
+    leader: Request | None = None
+    unstarted: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """`id` must never have been used before in this engine.
+
+    `priority`: lower goes first (vLLM's meaning). `sampling` is handed to the runner unread, and must not
+    be None. `prompt_logprobs`: how many top log-probabilities to report for each prompt token, None for
+    no report; with a family it is asked from one member only. `family` is one object for all members.
+    """
+
+    id: int
+    prompt_ids: list[int]
+    max_tokens: int
+    sampling: Any
+    priority: int = 0
+    prompt_logprobs: int | None = None
+    family: Family | None = None  # None from the moment a member is on its own
+
+    status: Status = field(default=Status.WAITING, init=False)
+    finish_reason: str | None = field(default=None, init=False)
+    tokens: list[int] = field(init=False)  # known: the prompt and all that was sampled
+    computed: int = field(default=0, init=False)  # the first so many are applied to slot and pages
+    scored: int = field(default=0, init=False)  # prompt positions whose report was already made
+    slot: int = field(default=-1, init=False)
+    pages: list[int] = field(default_factory=list, init=False)
+    preemptions: int = field(default=0, init=False)
+    key: tuple[int, int] = field(default=(0, 0), init=False)  # (priority, arrival): the place in every order
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt_ids)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.prompt_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        """A copy of the sampled tokens."""
+        return self.tokens[len(self.prompt_ids) :]
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens that are not computed yet; at least 1 between steps."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def fork_point(self) -> int:
+        """Where a leader stops for its family: one token of the prompt is left to every member."""
+        return len(self.prompt_ids) - 1
+
+    def leave_family(self) -> None:
+        """Be on its own from here on."""
+        family, self.family = self.family, None
+        if family is not None:
+            if family.leader is self:
+                family.leader = None
+            else:
+                family.unstarted -= 1

@@ -1,0 +1,293 @@
+"""Who runs in the next step: the order of requests, admission, preemption, forks.
+
+Owns the queues and every decision about memory. Knows counts and ids; tokens, tensors and sampling pass
+through unread. It never runs anything: `schedule` writes a plan, the runner carries it out, `update`
+notes the outcome.
+
+The rules:
+
+* One order, (priority, arrival), for everything. The first waiting request is never overtaken, and a
+  preempted one waits at its old place.
+* A step serves every decode row first, then prefill in that order with what is left of the token budget.
+* Admission takes the slot and the pages of all known tokens at once, so a prefill never runs short
+  half-way. Beside other requests one page more per running request must be free: otherwise the newcomer
+  would be preempted at the next page that any of them needs.
+* Only decode needs memory later, one page every `page_size` tokens. When there is none, the running
+  request that is last in the order gives way, possibly the one that asked. The first in the order never
+  gives way to another, and `add` has made sure that it fits alone: there is always progress.
+* A waiting request of a better priority makes running ones of a worse priority give way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+from denim.errors import CapacityError, RequestError
+from denim.memory.arena import Arena
+from denim.memory.swap import SwapSpace
+from denim.runner.plan import PageCopy, StepPlan
+from denim.scheduler.config import SchedulerConfig
+from denim.scheduler.holdings import Holdings
+from denim.scheduler.queue import RequestQueue
+from denim.scheduler.request import Request, Status
+from denim.scheduler.spans import deal_spans
+
+
+@dataclass
+class _Step:
+    """A plan in the making, and what its later phases must know of earlier ones."""
+
+    plan: StepPlan = field(default_factory=lambda: StepPlan([], [], [], []))
+    preempted: set[int] = field(default_factory=set)
+    forks: dict[int, int] = field(default_factory=dict)  # member -> slot of its leader
+    held: set[int] = field(default_factory=set)  # leaders that wait while members read their slot
+
+
+class Scheduler:
+    """`recompute_cheaper(tokens)`: whether computing so many tokens again beats moving them out and in."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        arena: Arena,
+        swap: SwapSpace,
+        recompute_cheaper: Callable[[int], bool],
+    ) -> None:
+        self.config = config
+        self.requests: dict[int, Request] = {}  # all that have not finished
+        self._arena = arena
+        self._holdings = Holdings(arena, swap)
+        self._recompute_cheaper = recompute_cheaper
+        self._waiting = RequestQueue()
+        self._running = RequestQueue()
+        self._arrivals = count()
+        self._preemptions = {"swap": 0, "recompute": 0}
+        self._plan: StepPlan | None = None  # handed out, not yet updated
+        self._leaving: list[Request] = []  # finished while that plan is out; they keep their memory till then
+
+    # Requests come and go
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError, with nothing kept, when it could never run even alone."""
+        tokens = request.num_prompt + request.max_tokens
+        asked = f"{request.num_prompt} prompt tokens and max_tokens={request.max_tokens}"
+        if tokens > self.config.max_model_len:
+            raise RequestError(
+                f"{asked} make {tokens} tokens, but max_model_len is {self.config.max_model_len}; "
+                "shorten the prompt or lower max_tokens"
+            )
+        self._holdings.require_fit(tokens, asked)
+        if request.num_prompt < 2:
+            request.family = None  # no token before the last one that a leader could compute for others
+        if request.family is not None:
+            request.family.unstarted += 1
+        request.key = (request.priority, next(self._arrivals))
+        self.requests[request.id] = request
+        self._waiting.insert(request)
+
+    def finish(self, request_id: int, reason: str) -> bool:
+        """Take a request out, whatever it is doing; False when there is none of this id (any more).
+
+        Its memory is free when this returns, or, while a plan is out, when `update` returns: the runner
+        may still be writing there.
+        """
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return False
+        (self._running if request.status is Status.RUNNING else self._waiting).remove(request)
+        request.leave_family()
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+        if self._plan is None:
+            self._forget(request)
+        else:
+            self._leaving.append(request)
+        return True
+
+    def abort(self, request_id: int) -> bool:
+        """`finish` with reason "abort"."""
+        return self.finish(request_id, "abort")
+
+    # One step
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, to be run and then given to `update`; None when there is nothing to run.
+
+        A span's `pages` may be the request's own list, and is valid until `update`.
+        """
+        assert self._plan is None, "the last plan has not been updated"
+        step = _Step()
+        self._grow(step)
+        self._admit(step)
+        plan = step.plan
+        plan.spans.extend(deal_spans(self._running, self.config, self._holdings, step.forks, step.held))
+        self._dissolve_families(plan)
+        if plan.spans or plan.swap_out:
+            self._plan = plan
+            return plan
+        if self._waiting:
+            head = self._waiting[0]
+            raise CapacityError(
+                f"request {head.id} of {len(head.tokens)} tokens does not fit although nothing runs; it was "
+                f"added with room for {head.num_prompt + head.max_tokens}: {self._arena.stats()}"
+            )
+        return None
+
+    def update(self, plan: StepPlan, tokens: Mapping[int, int]) -> None:
+        """Note that `plan` has run. `tokens` names the token drawn for every span with `sampling`.
+
+        Requests that were finished meanwhile need no token. After a step that failed, finish the requests
+        of its spans and swaps, then call this with no tokens.
+        """
+        assert plan is self._plan, "this is not the plan that was handed out"
+        for span in plan.spans:
+            request = self.requests.get(span.request_id)
+            if request is None:
+                continue
+            request.computed = end = span.end
+            if request.slot >= 0:
+                self._arena.commit(request.slot, end)
+            if span.all_logits:
+                request.scored = end
+            if end == len(request.tokens):
+                request.tokens.append(tokens[request.id])
+        self._plan = None
+        for request in self._leaving:
+            self._forget(request)
+        self._leaving.clear()
+
+    # Phases of a step
+
+    def _grow(self, step: _Step) -> None:
+        """Give every running request the page of its next token; the last give way where none is left."""
+        at = 0
+        while at < len(self._running):
+            if self._holdings.grow(self._running[at]):
+                at += 1
+            else:
+                self._preempt(step, self._running[-1])
+
+    def _admit(self, step: _Step) -> None:
+        """Start or resume waiting requests, in order, as long as the first of them has room."""
+        while self._waiting:
+            head = self._waiting[0]
+            if head.id in step.preempted:
+                return
+            leader = head.family.leader if head.family else None
+            if leader is not None and leader.computed < leader.fork_point:
+                return
+            room = self._has_room(head, leader)
+            if not room and not (self._running and self._running[-1].priority > head.priority):
+                return
+            if self._tokens_before(head) >= self.config.max_num_batched_tokens:
+                return
+            if room:
+                self._start(step, head, leader)
+            else:
+                self._preempt(step, self._running[-1])
+
+    def _has_room(self, head: Request, leader: Request | None) -> bool:
+        """Whether a seat and memory are free for `head`, which shares a leader's full pages."""
+        running = len(self._running)
+        if running >= self.config.max_running:
+            return False
+        return self._holdings.has_room(len(head.tokens), len(self._shareable(leader)), headroom=running)
+
+    def _shareable(self, leader: Request | None) -> list[int]:
+        """The leader's pages that are full at the fork point: nobody writes to them any more."""
+        return leader.pages[: leader.computed // self._holdings.page_size] if leader is not None else []
+
+    def _tokens_before(self, head: Request) -> int:
+        """Tokens that this step owes to others before `head`: decode rows, and prefill ahead of it."""
+        return sum(r.remaining for r in self._running if r.key < head.key or r.remaining == 1)
+
+    def _start(self, step: _Step, request: Request, leader: Request | None) -> None:
+        """Give a waiting or swapped request its memory and let it run."""
+        self._waiting.remove(request)
+        shared = self._shareable(leader)
+        self._holdings.take(request, shared)
+        if request.status is Status.SWAPPED:
+            if request.slot >= 0:
+                self._arena.commit(request.slot, request.computed)
+            step.plan.swap_in.append(self._holdings.swap_of(request))
+        elif leader is not None:
+            assert (leader.prompt_ids, leader.priority) == (request.prompt_ids, request.priority)
+            request.leave_family()
+            request.computed = leader.computed
+            step.forks[request.id] = leader.slot
+            step.held.add(leader.id)
+            if request.pages and leader.computed % self._holdings.page_size:
+                at = len(shared)  # the page that is partly filled
+                step.plan.page_copies.append(PageCopy(leader.pages[at], request.pages[at]))
+        elif request.family is not None:
+            request.family.unstarted -= 1
+            request.family.leader = request
+        request.status = Status.RUNNING
+        self._running.insert(request)
+
+    def _preempt(self, step: _Step, request: Request) -> None:
+        """Take a running request's memory; it waits at its place, its state in host memory or gone."""
+        self._running.remove(request)
+        request.leave_family()
+        swap = (
+            request.computed > 0
+            and not self._recompute_cheaper(request.computed)
+            and self._holdings.reserve_swap(request)
+        )
+        if swap:
+            step.plan.swap_out.append(self._holdings.swap_of(request))
+            request.status = Status.SWAPPED
+        else:
+            request.computed = 0
+            request.status = Status.WAITING
+        self._holdings.release(request)
+        self._preemptions["swap" if swap else "recompute"] += 1
+        request.preemptions += 1
+        step.preempted.add(request.id)
+        self._waiting.insert(request)
+
+    def _dissolve_families(self, plan: StepPlan) -> None:
+        """A leader that goes past the fork point in this step leads no longer."""
+        for span in plan.spans:
+            request = self.requests[span.request_id]
+            if request.family is not None and span.end > request.fork_point:
+                request.leave_family()
+
+    def _forget(self, request: Request) -> None:
+        self._holdings.release(request)
+        self._holdings.swap.drop(request.id)
+
+    # Reports
+
+    def stats(self) -> dict[str, int]:
+        """Requests running, waiting and swapped now, and how often one was preempted either way so far."""
+        swapped = sum(request.status is Status.SWAPPED for request in self._waiting)
+        return {
+            "running": len(self._running),
+            "waiting": len(self._waiting) - swapped,
+            "swapped": swapped,
+            "preempted_swap": self._preemptions["swap"],
+            "preempted_recompute": self._preemptions["recompute"],
+        }
+
+    def check(self) -> None:
+        """Raises AssertionError when queues, requests and memory do not agree."""
+        self._holdings.check([*self.requests.values(), *self._leaving])
+        assert self._plan is not None or not self._leaving
+        assert len(self._running) <= self.config.max_running
+        assert len(self._running) + len(self._waiting) == len(self.requests)
+        for queue, statuses in (
+            (self._running, {Status.RUNNING}),
+            (self._waiting, {Status.WAITING, Status.SWAPPED}),
+        ):
+            keys = [request.key for request in queue]
+            assert keys == sorted(keys), "a queue has lost its order"
+            for request in queue:
+                assert self.requests.get(request.id) is request
+                assert request.status in statuses, f"{request.id} is {request.status}, in the wrong queue"
+                assert request.computed < len(request.tokens)
+                assert request.computed == 0 or request.status is not Status.WAITING
+                if request.slot >= 0 and self._plan is None:
+                    self._arena.expect(request.slot, request.computed)

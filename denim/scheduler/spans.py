@@ -1,0 +1,74 @@
+"""From running requests to the spans of one step.
+
+Owns how a token budget is dealt out and where a prompt is cut. Takes no memory and changes no queue:
+by now every running request holds the pages of all its known tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from denim.runner.plan import Span
+from denim.scheduler.config import SchedulerConfig
+from denim.scheduler.holdings import Holdings
+from denim.scheduler.request import Request
+
+
+def deal_spans(
+    running: Iterable[Request],
+    config: SchedulerConfig,
+    holdings: Holdings,
+    forks: Mapping[int, int],
+    held: Collection[int],
+) -> list[Span]:
+    """Spans of one step: all decode rows, then prefill segments, each in the order of `running`.
+
+    A decode row is a request with one known token left behind a state: also the end of a prompt. There
+    are never more of them than the budget has tokens (`SchedulerConfig.max_running`).
+    Segments end on the chunk grid, so that the linear layers cut a prompt into the same chunks however
+    it is scheduled. Only where the decode rows leave less than one chunk a segment takes what is left.
+    `forks` maps a request to the slot of another that it starts from; requests in `held` get no span.
+    """
+    spans = []
+    behind = []
+    for request in running:
+        known = len(request.tokens)
+        if request.computed != known - 1 or request.computed == 0:
+            behind.append(request)
+        elif request.id not in held:
+            spans.append(_span(request, known, holdings, forks.get(request.id)))
+    left = config.max_num_batched_tokens - len(spans)
+    grid = config.chunk_size if left >= config.chunk_size else 1
+    for request in behind:
+        end = _segment_end(request, left, grid)
+        if end > request.computed:
+            left -= end - request.computed
+            spans.append(_span(request, end, holdings))
+    return spans
+
+
+def _segment_end(request: Request, left: int, grid: int) -> int:
+    """Where the next prefill segment ends, given `left` tokens; its start when there is none in this step."""
+    goal = len(request.tokens)
+    if request.family is not None and request.family.unstarted and request.computed < request.fork_point:
+        goal = request.fork_point
+    if request.computed < request.scored:
+        goal = min(goal, request.scored)  # computed again: what was reported is not reported twice
+    end = request.computed + left
+    return goal if end >= goal else max(end // grid * grid, request.computed)
+
+
+def _span(request: Request, end: int, holdings: Holdings, fork: int | None = None) -> Span:
+    """Tokens `request.computed` to `end`, read from slot `fork` if given, else from the request's own."""
+    start, prompt = request.computed, request.num_prompt
+    slot_in = fork if fork is not None else request.slot if start else -1
+    if slot_in >= 0:
+        holdings.arena.expect(slot_in, start)
+    num_pages = holdings.pages_for(end)
+    pages = request.pages if num_pages == len(request.pages) else request.pages[:num_pages]
+    sampling = request.sampling if end == len(request.tokens) else None
+    span = Span(request.id, start, request.tokens[start:end], pages, slot_in, request.slot, sampling)
+    if request.prompt_logprobs is None or not request.scored <= start < prompt - 1:
+        return span
+    follows = request.tokens[end] if end < prompt else -1
+    return span._replace(all_logits=True, follows=follows, top_logprobs=request.prompt_logprobs)

@@ -1,0 +1,235 @@
+"""A runner without a model: it carries out step plans on memory whose content shows every mistake.
+
+A slot holds the hash chain of the tokens applied to it, a page the (position, token) pairs written to it.
+A token is drawn by hashing the state that a span has read together with all positions that its pages
+show, and what nobody may read is poisoned. So any wrong slot, page, order or length changes the tokens,
+and the right ones follow from the request alone (`expected_tokens`).
+"""
+
+from __future__ import annotations
+
+from denim.memory.arena import Arena
+from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass
+from denim.memory.swap import SwapSpace
+from denim.runner.plan import Span, StepPlan
+from denim.scheduler.config import SchedulerConfig
+from denim.scheduler.request import Family, Request
+from denim.scheduler.scheduler import Scheduler
+
+PAGE_SIZE = 4
+VOCABULARY = 97
+
+
+def chain(state: int, token: int) -> int:
+    return hash((state, token))
+
+
+def draw(state: int, written: tuple[tuple[int, int], ...], seed: int) -> int:
+    return hash((state, written, seed)) % VOCABULARY
+
+
+def expected_tokens(prompt: list[int], n: int, seed: int) -> list[int]:
+    """The first n tokens after `prompt`, computed directly."""
+    tokens, state = list(prompt), 0
+    for token in prompt:
+        state = chain(state, token)
+    for _ in range(n):
+        tokens.append(draw(state, tuple(enumerate(tokens)), seed))
+        state = chain(state, tokens[-1])
+    return tokens[len(prompt) :]
+
+
+def make_layout(pages_per_slab: int = 5, slots_per_slab: int = 1) -> ArenaLayout:
+    """A layout with PAGE_SIZE tokens a page; 0 leaves a class out."""
+    slab = 256 * max(pages_per_slab, 1) * max(slots_per_slab, 1)
+    classes = tuple(
+        SizeClass(name, slab // count, slab // count, count)
+        for name, count in ((PAGE, pages_per_slab), (SLOT, slots_per_slab))
+        if count
+    )
+    return ArenaLayout(PAGE_SIZE, slab, classes, (), ())
+
+
+class ToyEngine:
+    """Scheduler and toy runner together, with the checks that every step must pass."""
+
+    def __init__(
+        self,
+        num_slabs: int = 8,
+        swap_bytes: int = 10**9,
+        recompute_below: int = 0,
+        layout: ArenaLayout | None = None,
+        chunk_size: int = 4,
+        max_num_seqs: int = 100,
+        max_num_batched_tokens: int = 64,
+        max_model_len: int = 10_000,
+    ) -> None:
+        self.config = SchedulerConfig(chunk_size, max_num_seqs, max_num_batched_tokens, max_model_len)
+        self.retired: list[tuple[str, int]] = []
+        self.arena = Arena(
+            layout or make_layout(), num_slabs, lambda name, ids: self.retired.extend((name, i) for i in ids)
+        )
+        self.swap = SwapSpace(swap_bytes)
+        self.scheduler = Scheduler(
+            self.config, self.arena, self.swap, lambda tokens: tokens < recompute_below
+        )
+        self.slots: dict[int, int] = {}  # written ones only
+        self.pages: dict[int, dict[int, tuple[int, int]]] = {}  # page -> offset -> (position, token)
+        self.requests: dict[int, Request] = {}
+        self.scored: dict[int, list[int]] = {}  # request -> prompt positions reported, in order
+        self.plans: list[StepPlan] = []
+
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        seed: int = 0,
+        priority: int = 0,
+        family: Family | None = None,
+        prompt_logprobs: int | None = None,
+    ) -> Request:
+        request = Request(
+            len(self.requests), prompt, max_tokens, ("seed", seed), priority, prompt_logprobs, family
+        )
+        self.requests[request.id] = request
+        self.scheduler.add(request)
+        self.scheduler.check()
+        return request
+
+    def begin(self) -> StepPlan | None:
+        plan = self.scheduler.schedule()
+        self.scheduler.check()
+        if plan is not None:
+            self.plans.append(plan)
+            self.check_plan(plan)
+        return plan
+
+    def complete(self, plan: StepPlan) -> None:
+        """Run and note a plan, and finish who has all its tokens."""
+        drawn = self.run(plan)
+        self.scheduler.update(plan, drawn)
+        self.scheduler.check()
+        for request_id in drawn:
+            request = self.requests[request_id]
+            if request.num_output == request.max_tokens and self.scheduler.finish(request_id, "length"):
+                self.scheduler.check()
+
+    def step(self) -> bool:
+        plan = self.begin()
+        if plan is not None:
+            self.complete(plan)
+        return plan is not None
+
+    def drain(self, limit: int = 10_000) -> int:
+        """Steps until nothing is left to run."""
+        for steps in range(limit):
+            if not self.step():
+                assert not self.scheduler.requests
+                return steps
+        raise AssertionError(f"not done after {limit} steps")
+
+    def run(self, plan: StepPlan) -> dict[int, int]:
+        for move in plan.swap_out:
+            self.swap.put(move.request_id, (self.slots.get(move.slot), [self.pages[p] for p in move.pages]))
+        for name, entry in self.retired:
+            (self.slots if name == SLOT else self.pages).pop(entry, None)
+        self.retired.clear()
+        for move in plan.swap_in:
+            slot, pages = self.swap.take(move.request_id)
+            if move.slot >= 0:
+                self.slots[move.slot] = slot
+            self.pages.update(zip(move.pages, (dict(page) for page in pages), strict=True))
+        for copy in plan.page_copies:
+            self.pages[copy.target] = dict(self.pages[copy.source])
+        states = [self.read_state(span) for span in plan.spans]  # all are read before any is written
+        drawn = {}
+        for span, before in zip(plan.spans, states, strict=True):
+            state = before
+            for position, token in enumerate(span.tokens, span.start):
+                state = chain(state, token)
+                if span.pages:
+                    page = self.pages.setdefault(span.pages[position // PAGE_SIZE], {})
+                    page[position % PAGE_SIZE] = (position, token)
+            if span.slot_out >= 0:
+                self.slots[span.slot_out] = state
+            if span.all_logits:
+                self.report(span)
+            if span.sampling is not None:
+                seen = self.written(span)
+                if span.slot_out < 0:  # a model without state: the pages are all there is
+                    state = 0
+                    for _, token in seen:
+                        state = chain(state, token)
+                drawn[span.request_id] = draw(state, seen, span.sampling[1])
+        return drawn
+
+    def read_state(self, span: Span) -> int:
+        if span.slot_in < 0:
+            assert span.start == 0 or span.slot_out < 0
+            return 0
+        return self.slots[span.slot_in]  # KeyError: never written, or poisoned
+
+    def written(self, span: Span) -> tuple[tuple[int, int], ...]:
+        if not span.pages:  # a model without attention: take the tokens' word for it
+            return tuple(enumerate(self.requests[span.request_id].tokens[: span.end]))
+        return tuple(self.pages[span.pages[p // PAGE_SIZE]][p % PAGE_SIZE] for p in range(span.end))
+
+    def report(self, span: Span) -> None:
+        """Prompt positions whose following prompt token this span can score."""
+        request = self.requests[span.request_id]
+        following = [*span.tokens[1:], span.follows]
+        for position, token in enumerate(following, span.start):
+            if token >= 0:
+                assert token == request.tokens[position + 1] and position + 1 < request.num_prompt
+                self.scored.setdefault(span.request_id, []).append(position)
+
+    def check_plan(self, plan: StepPlan) -> None:
+        """What every plan promises, whatever it is for."""
+        config = self.config
+        assert 0 < sum(span.length for span in plan.spans) <= config.max_num_batched_tokens or plan.swap_out
+        assert len({span.request_id for span in plan.spans}) == len(plan.spans)
+        decode = [span.length == 1 and span.start > 0 and span.sampling is not None for span in plan.spans]
+        assert decode == sorted(decode, reverse=True), "a decode span behind a prefill segment"
+        rows = sum(decode)
+        writes = [page for span in plan.spans for page in span.pages[span.start // PAGE_SIZE :]]
+        assert len(writes) == len(set(writes)), "two spans write to one page"
+        slots = [span.slot_out for span in plan.spans if span.slot_out >= 0]
+        assert len(slots) == len(set(slots)), "two spans write to one slot"
+        for span in plan.spans:
+            request = self.requests[span.request_id]
+            assert span.length > 0 and span.start == request.computed
+            assert span.tokens == request.tokens[span.start : span.end]
+            assert (span.sampling is not None) == (span.end == len(request.tokens))
+            if self.arena.layout.has(PAGE):
+                assert len(span.pages) == -(-span.end // PAGE_SIZE)
+            for page in span.pages[span.start // PAGE_SIZE :]:
+                assert self.arena.holders(PAGE, page) == 1, "a span writes to a shared page"
+            if span.slot_in != span.slot_out and span.slot_in >= 0:
+                assert span.slot_in not in slots, "a slot is read by one span and written by another"
+            on_grid = span.end % config.chunk_size == 0 or span.end in (
+                request.num_prompt - 1,
+                request.scored,
+            )
+            if span.end < len(request.tokens) and not on_grid:
+                assert config.max_num_batched_tokens - rows < config.chunk_size, "cut off the grid"
+
+    def check_empty(self) -> None:
+        """Nothing is left allocated anywhere."""
+        self.scheduler.check()
+        stats = self.arena.stats()
+        assert all(counts["used"] == 0 for counts in stats.values()), stats
+        assert self.swap.used_bytes == 0
+
+    def check_exact(self) -> None:
+        """Every request has just the tokens that it has alone, however far it came."""
+        for request in self.requests.values():
+            seed = request.sampling[1]
+            assert request.output_ids == expected_tokens(request.prompt_ids, request.num_output, seed)
+            done = request.finish_reason == "length"
+            assert not done or request.num_output == request.max_tokens
+            scored = self.scored.get(request.id, [])
+            if request.prompt_logprobs is None:
+                assert not scored
+            else:
+                assert scored == list(range(len(scored)))
+                assert not done or len(scored) == request.num_prompt - 1
