@@ -82,6 +82,10 @@ class Tokenizer:
         """Text of `token_ids`. Bytes that are not UTF-8 become U+FFFD; ids without a token have no text."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def decode_one(self, token_id: int) -> str:
+        """Text of one token by itself, special tokens too: how log-probability reports name it."""
+        return self.decode([token_id], skip_special_tokens=False)
+
     def has_text(self, token_id: int, skip_special_tokens: bool = True) -> bool:
         """Whether a token takes part in decoding: it exists, and is not a special one to be skipped."""
         if skip_special_tokens and token_id in self.special_ids:

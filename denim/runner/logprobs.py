@@ -11,9 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Bound on the float32 copy that a long prompt's log-probabilities need at a time, in numbers (128 MiB).
-_BLOCK_NUMBERS = 1 << 25
-
 
 class TokenLogprobs(NamedTuple):
     """One token's log-probability (nats), its rank (1: no token is likelier), and the likeliest tokens."""
@@ -55,12 +52,7 @@ def prompt_logprobs(logits: Tensor, next_ids: Sequence[int], k: int) -> list[Tok
     """For each position of a prompt, the report on the token that follows it.
 
     `logits` [L, V] float32 or bfloat16 of L positions, `next_ids` the L tokens that follow them. The first
-    token of a prompt has no report. Works in blocks, so that its memory does not grow with L.
+    token of a prompt has no report. Needs L x V numbers more, so long prompts come in parts.
     """
     tokens = torch.tensor(next_ids, dtype=torch.int64, device=logits.device)
-    block = max(1, _BLOCK_NUMBERS // logits.shape[-1])
-    parts = [
-        token_logprobs(logits[at : at + block], tokens[at : at + block], k)
-        for at in range(0, len(tokens), block)
-    ]
-    return [report for part in parts for report in part.to_host()]
+    return token_logprobs(logits, tokens, k).to_host()

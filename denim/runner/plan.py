@@ -63,6 +63,6 @@ class StepPlan(NamedTuple):
     """One step. Decode spans come first, then prefill segments."""
 
     spans: list[Span]
-    swap_out: list[Swap] = []
-    swap_in: list[Swap] = []
-    page_copies: list[PageCopy] = []
+    swap_out: list[Swap]
+    swap_in: list[Swap]
+    page_copies: list[PageCopy]

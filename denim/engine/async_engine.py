@@ -1,0 +1,202 @@
+"""The online interface: many clients on one event loop, one engine in a thread of its own.
+
+Owns the thread and the way between it and the event loop. `EngineCore` is touched by that thread alone;
+clients reach it through an inbox, and each gets its deltas through a queue of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+from denim.engine.core import EngineCore, Prompt
+from denim.engine.options import EngineOptions
+from denim.engine.outputs import StreamDelta
+from denim.errors import DenimError
+from denim.sampling_params import SamplingParams
+
+log = logging.getLogger("denim")
+
+
+class EngineClosedError(DenimError, RuntimeError):
+    """The engine was closed, or its thread died, while the request waited."""
+
+
+class _Client:
+    """Where the deltas of one request go."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.deltas: asyncio.Queue[StreamDelta | BaseException | None] = asyncio.Queue()
+
+    def give(self, item: StreamDelta | BaseException | None) -> None:
+        """Called from the engine's thread. None: the request is over."""
+        with suppress(RuntimeError):  # the client's event loop is gone, and with it whoever waited
+            self.loop.call_soon_threadsafe(self.deltas.put_nowait, item)
+
+
+class AsyncEngine:
+    """An engine for many clients. Options: see `EngineOptions`.
+
+    The model is loaded before the constructor returns. Call `close` (or use `async with`) at the end.
+    """
+
+    def __init__(self, model: Any = None, **options: Any) -> None:
+        self._core = EngineCore(EngineOptions.of(model=model, **options))
+        self._clients: dict[str, _Client] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="denim-engine", daemon=True)
+        self._thread.start()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[StreamDelta]:
+        """The request's deltas as they come. Leaving the iteration early, by `break` with `aclose` or by
+        cancellation, aborts the request.
+
+        Raises RequestError when it cannot be served, EngineClosedError when the engine ends first.
+        """
+        client = _Client()
+        started: asyncio.Future[str] = client.loop.create_future()
+
+        def add() -> None:
+            try:
+                id_ = self._core.add(prompt, params, request_id=request_id, priority=priority)
+            except Exception as error:
+                _resolve(client.loop, started, error)
+            else:
+                self._clients[id_] = client
+                _resolve(client.loop, started, id_)
+
+        self._post(add)
+        try:
+            id_ = await asyncio.shield(started)
+        except asyncio.CancelledError:
+            started.add_done_callback(self._abort_late)
+            raise
+        try:
+            while (item := await client.deltas.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            if not self._closing:
+                self._inbox.put(lambda: self._abort(id_))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request at once; its iteration gets a last delta with finish_reason "abort"."""
+        self._post(lambda: self._abort(request_id))
+
+    async def stats(self) -> dict[str, Any]:
+        """See `EngineCore.stats`."""
+        return await self._ask(self._core.stats)
+
+    async def check(self) -> None:
+        """Raises AssertionError when an invariant of memory or scheduler is broken."""
+        await self._ask(self._core.check)
+
+    async def close(self) -> None:
+        """Abort what runs, end the thread, free the memory. Closing twice is no error."""
+        if not self._closing:
+            self._closing = True
+            self._inbox.put(lambda: None)
+        await asyncio.to_thread(self._thread.join)
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                if not self._core.has_work:
+                    self._inbox.get()()
+                while not self._inbox.empty():
+                    self._inbox.get()()
+                if self._core.has_work and not self._closing:
+                    for delta in self._core.step():
+                        self._deliver(delta)
+        except BaseException as error:
+            log.exception("the engine's thread died")
+            self._closing = True
+            self._leave(EngineClosedError(f"the engine died: {error!r}; start a new one"))
+        else:
+            for id_ in list(self._core.requests):
+                self._core.abort(id_)
+            self._leave(EngineClosedError("the engine was closed"))
+
+    def _leave(self, error: EngineClosedError) -> None:
+        for client in self._clients.values():
+            client.give(error)
+        self._clients.clear()
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _deliver(self, delta: StreamDelta) -> None:
+        client = self._clients.get(delta.request_id)
+        if client is None:
+            return
+        client.give(delta)
+        if delta.request_id not in self._core.requests:
+            del self._clients[delta.request_id]
+            client.give(None)
+
+    def _abort(self, request_id: str) -> None:
+        for delta in self._core.abort(request_id):
+            self._deliver(delta)
+
+    # Between the two
+
+    def _post(self, action: Callable[[], None]) -> None:
+        if self._closing:
+            raise EngineClosedError("the engine was closed")
+        self._inbox.put(action)
+
+    async def _ask(self, question: Callable[[], Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def act() -> None:
+            try:
+                _resolve(loop, answer, question())
+            except BaseException as error:
+                _resolve(loop, answer, error)
+
+        self._post(act)
+        return await answer
+
+    def _abort_late(self, started: asyncio.Future[str]) -> None:
+        """The client was cancelled before its request had begun."""
+        if not started.cancelled() and started.exception() is None and not self._closing:
+            id_ = started.result()
+            self._inbox.put(lambda: self._abort(id_))
+
+
+def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], value: Any) -> None:
+    """Answer a future of another thread's event loop, which may be gone by now."""
+
+    def resolve() -> None:
+        if future.cancelled():
+            return
+        if isinstance(value, BaseException):
+            future.set_exception(value)
+        else:
+            future.set_result(value)
+
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(resolve)

@@ -1,0 +1,147 @@
+"""What fits: the size of the arena, the limits that follow from it, and the start-up line that says so.
+
+Owns the step from options and a device to numbers; everything about sizes is asked of the layout.
+Refuses what cannot work before a request comes, and clamps what was only a default or a wish.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from denim.engine.options import EngineOptions, parse_bytes
+from denim.errors import CapacityError
+from denim.ledger.units import size_text
+from denim.memory.layout import PAGE, SLOT, ArenaLayout
+from denim.spec.model import GatedDeltaNet, ModelSpec
+
+log = logging.getLogger("denim")
+
+DEFAULT_NUM_SEQS = 256  # vLLM's default max_num_seqs
+DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+HOST_SHARE = 0.25  # of the free host memory, at most, when a CPU engine is given no size
+DEVICE_SHARE = 0.9  # of a CUDA device, weights included, when no size is given; vLLM's default
+RESERVE = 1.5  # working memory of a step against its largest tensors; covers fragmentation
+
+
+class Capacity(NamedTuple):
+    """`num_slabs` of the layout make the arena. The other three are the limits in force."""
+
+    num_slabs: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+def plan_capacity(
+    options: EngineOptions, spec: ModelSpec, layout: ArenaLayout, device: torch.device
+) -> Capacity:
+    """Sizes and limits for `device`, on which the weights lie already.
+
+    Raises CapacityError when not one request fits, or when the arena cannot be had.
+    """
+    batched = options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
+    wanted_seqs = options.max_num_seqs or DEFAULT_NUM_SEQS
+    wanted_len = min(options.max_model_len or spec.max_position, spec.max_position)
+    if options.max_model_len and options.max_model_len > spec.max_position:
+        log.warning(
+            "max_model_len=%d is beyond the model's %d positions; %d is used",
+            options.max_model_len,
+            spec.max_position,
+            spec.max_position,
+        )
+
+    enough = layout.slabs_for({name: n * wanted_seqs for name, n in layout.need(wanted_len).items()})
+    if options.memory is None or isinstance(options.memory, float):
+        budget = _share_of_device(options.memory, spec, batched, wanted_seqs, device)
+        if options.memory is None:
+            budget = min(budget, enough * layout.slab_bytes)
+    else:
+        budget = parse_bytes("memory", options.memory)
+        _refuse_beyond_device(budget, device)
+    num_slabs = layout.num_slabs(budget)
+
+    longest = layout.longest_request(num_slabs)
+    max_model_len = wanted_len if longest is None else min(wanted_len, longest)
+    if max_model_len < wanted_len:
+        log.warning(
+            "max_model_len clamped to %d: one request of %d tokens needs %s, the arena has %s",
+            max_model_len,
+            wanted_len,
+            size_text(layout.slabs_for(layout.need(wanted_len)) * layout.slab_bytes),
+            size_text(num_slabs * layout.slab_bytes),
+        )
+    fitting = requests_that_fit(layout, num_slabs, 1)
+    max_num_seqs = min(wanted_seqs, fitting)
+    if max_num_seqs < (options.max_num_seqs or 0):
+        log.warning("max_num_seqs clamped to %d, the requests that fit the arena", max_num_seqs)
+    return Capacity(num_slabs, max_model_len, max_num_seqs, batched)
+
+
+def requests_that_fit(layout: ArenaLayout, num_slabs: int, tokens: int) -> int:
+    """The largest number of requests of `tokens` tokens each that are in the arena at once."""
+    need = layout.need(tokens)
+    low, high = 0, num_slabs * max(size.count for size in layout.classes) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = layout.slabs_for({name: n * middle for name, n in need.items()}) <= num_slabs
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def describe(layout: ArenaLayout, capacity: Capacity) -> str:
+    """The start-up line: the arena, what one request costs, how many of which length fit."""
+    arena = size_text(capacity.num_slabs * layout.slab_bytes)
+    cost = []
+    if layout.has(SLOT):
+        cost.append(f"a slot of {size_text(layout.size_class(SLOT).entry_bytes)}")
+    if layout.has(PAGE):
+        cost.append(f"{size_text(layout.size_class(PAGE).entry_bytes)} per {layout.page_size} tokens")
+    lengths = sorted({min(n, capacity.max_model_len) for n in (512, 4096, capacity.max_model_len)})
+    fits = ", ".join(f"{requests_that_fit(layout, capacity.num_slabs, n)} of {n:,} tokens" for n in lengths)
+    return (
+        f"arena {arena} ({capacity.num_slabs} slabs of {size_text(layout.slab_bytes)}); a request costs"
+        f" {' + '.join(cost)}; fits {fits}; at most {capacity.max_num_seqs} run at once;"
+        " prefixes are not reused between requests"
+    )
+
+
+def _share_of_device(
+    share: float | None, spec: ModelSpec, batched: int, seqs: int, device: torch.device
+) -> int:
+    """Bytes for the arena. The share counts the whole device: weights and working memory come out of it."""
+    working = working_bytes(spec, batched, seqs)
+    if device.type == "cpu":
+        if share is None:
+            return int(psutil.virtual_memory().available * HOST_SHARE)
+        used = psutil.Process().memory_info().rss
+        return int(psutil.virtual_memory().total * share) - used - working
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total * (share or DEVICE_SHARE)) - (total - free) - working
+
+
+def _refuse_beyond_device(budget: int, device: torch.device) -> None:
+    on_cpu = device.type == "cpu"
+    free = psutil.virtual_memory().available if on_cpu else torch.cuda.mem_get_info(device)[0]
+    if budget > free:
+        raise CapacityError(
+            f"memory={size_text(budget)} is more than the {size_text(free)} free on {device}; lower memory"
+        )
+
+
+def working_bytes(spec: ModelSpec, tokens: int, rows: int, chunk: int = 64) -> int:
+    """A bound on what one step of `tokens` tokens and `rows` sampled rows allocates beside the arena.
+
+    The largest layer's fp32 intermediates (for a linear layer q, k, v and their scaled copies, and the
+    chunk-by-chunk matrices), the widest product, and three copies of the logits.
+    """
+    per_token = 8 * spec.hidden_size
+    for layer in spec.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, GatedDeltaNet):
+            heads = mixer.num_value_heads
+            per_token = max(per_token, heads * (6 * mixer.key_dim + 5 * mixer.value_dim + 5 * chunk))
+    return int(RESERVE * 4 * (tokens * per_token + 3 * rows * spec.vocab_size))

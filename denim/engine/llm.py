@@ -1,0 +1,132 @@
+"""The offline interface: prompts in, outputs back.
+
+Owns the shape of calls under vLLM's names; the work is done by `EngineCore`, driven here in the caller's
+thread. For many clients at once see `denim.engine.async_engine`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from denim.engine.core import EngineCore, Prompt
+from denim.engine.options import EngineOptions
+from denim.engine.outputs import RequestOutput, StreamDelta
+from denim.engine.tokenizer import Message, Tokenizer, need_tokenizer
+from denim.errors import RequestError
+from denim.sampling_params import SamplingParams
+
+
+class LLM:
+    """A model and its memory. Options: see `EngineOptions`.
+
+    Raises ConfigError or CapacityError when the model cannot be served as asked.
+    """
+
+    def __init__(self, model: Any = None, **options: Any) -> None:
+        self.core = EngineCore(EngineOptions.of(model=model, **options))
+        self._streams: dict[str, deque[StreamDelta]] = {}  # deltas that an open stream has not given out yet
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None for a folder without one."""
+        return self.core.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """Complete prompts, each a string or a list of token ids; outputs come in the same order.
+
+        One `params` (None: the defaults) and one `priority` (lower goes first) for all, or one for each.
+        Raises RequestError for a prompt that cannot be served, before any of them runs.
+        """
+        batch = _as_list(prompts)
+        each_params = _for_each(params, SamplingParams, len(batch), "params")
+        each_priority = _for_each(priority, int, len(batch), "priority")
+        ids: list[str] = []
+        outputs = []
+        try:
+            for prompt, one, order in zip(batch, each_params, each_priority, strict=True):
+                ids.append(self.core.add(prompt, one, priority=order))
+                outputs.append(self.core.requests[ids[-1]].output)
+            while not all(output.finished for output in outputs):
+                self._step()
+        finally:
+            for id_ in ids:
+                self.core.abort(id_)
+        return outputs
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
+    ) -> Iterator[StreamDelta]:
+        """One request, piece by piece; closing the iterator aborts it. Other requests go on meanwhile."""
+        request_id = self.core.add(prompt, params, priority=priority)
+        return self._deltas(request_id)
+
+    def _deltas(self, request_id: str) -> Iterator[StreamDelta]:
+        pending = self._streams[request_id] = deque()
+        try:
+            while pending or request_id in self.core.requests:
+                if pending:
+                    yield pending.popleft()
+                else:
+                    self._step()
+        finally:
+            del self._streams[request_id]
+            self.core.abort(request_id)
+
+    def _step(self) -> None:
+        for delta in self.core.step():
+            if delta.request_id in self._streams:
+                self._streams[delta.request_id].append(delta)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several. `template_options` go to the chat template
+        (`enable_thinking=False`, `tools=…`)."""
+        several = bool(messages) and isinstance(messages[0], (list, tuple))
+        conversations = messages if several else [messages]
+        return self.generate([self.render(one, **template_options) for one in conversations], params)
+
+    def render(self, messages: Sequence[Message], **template_options: Any) -> list[int]:
+        """The prompt, as token ids, that `chat` sends for a conversation."""
+        tokenizer = need_tokenizer(self.tokenizer, "A chat")
+        return tokenizer.apply_chat_template(messages, **template_options)
+
+    def stats(self) -> dict[str, Any]:
+        """Slabs, pages, slots (total, used, cached, free), running, waiting, …: see `EngineCore.stats`."""
+        return self.core.stats()
+
+    def check(self) -> None:
+        """Raises AssertionError when an invariant of memory or scheduler is broken."""
+        self.core.check()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all prefixes that no running request uses. This version keeps none."""
+
+
+def _as_list(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, dict)) or not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts are a string, a list of token ids, or a list of either; got {prompts!r}")
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [list(prompts)]
+    return list(prompts)
+
+
+def _for_each(value: Any, kind: type, n: int, name: str) -> list[Any]:
+    if value is None or isinstance(value, kind):
+        return [value] * n
+    if not isinstance(value, Sequence) or len(value) != n:
+        raise RequestError(f"{name} must be one {kind.__name__} or a list of {n}, one for each prompt")
+    return list(value)

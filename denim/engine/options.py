@@ -1,0 +1,124 @@
+"""What a user can set when the engine starts.
+
+Owns names, defaults and validation; everything behind it may trust the values. An option that this
+version cannot honour is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from denim.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+# Options of the stable interface whose feature has not landed, with the one value that is right without it.
+NOT_YET = {
+    "checkpoint_policy": ("none", "prefixes are not reused between requests"),
+    "checkpoint_dtype": ("auto", "there are no checkpoints"),
+    "host_memory": (0, "there is no host tier; preempted requests go to swap_space"),
+    "disk_cache": (None, "there is no disk tier"),
+    "speculative": (None, "there is no speculation"),
+    "deterministic": (False, "logits are not bit-equal across batches"),
+    "tensor_parallel_size": (1, "one device is used"),
+}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options of `LLM` and `AsyncEngine`.
+
+    model: a Hugging Face folder; None: the embedded denim-tiny.
+    device: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1", …
+    dtype: of weights, activations and, with kv_dtype "auto", KV. "auto": the config's.
+    state_dtype: of recurrent states; "auto": the config's mamba_ssm_dtype or float32.
+    memory: the arena: bytes, "8GiB", or a fraction of the device, which counts the whole device, weights
+        included. None: as much as max_num_seqs requests of max_model_len could use, at most a quarter of
+        the free host memory, or 0.9 of a CUDA device.
+    max_model_len: tokens of prompt and output; None: the model's own limit, or what fits the arena.
+    max_num_seqs: requests that run at once, clamped to the slots that fit.
+    max_num_batched_tokens: tokens of one step, prefill and decode together.
+    page_size: tokens of a KV page. chunk_size: tokens of a chunk of the linear layers' prefill.
+    swap_space: host memory for preempted requests; beyond it they are computed again.
+    enforce_eager: no captured graphs (there are none yet, so both values do the same).
+    debug: freed slots and pages are filled with NaN, and invariants are checked after every step.
+    """
+
+    model: str | Path | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    state_dtype: str = "auto"
+    memory: int | float | str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_dtype: str = "auto"
+    checkpoint_dtype: str = "auto"
+    host_memory: int | str = 0
+    disk_cache: str | None = None
+    page_size: int = 16
+    chunk_size: int = 64
+    enforce_eager: bool = False
+    tensor_parallel_size: int = 1
+    checkpoint_policy: str = "none"
+    speculative: dict[str, Any] | None = None
+    deterministic: bool = False
+    seed: int = 0
+    swap_space: int | str = "4GiB"
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (value, why) in NOT_YET.items():
+            if getattr(self, name) != value:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is not supported in this version, in which {why};"
+                    f" leave it at {value!r}"
+                )
+        for name in ("dtype", "state_dtype", "kv_dtype"):
+            if getattr(self, name) not in DTYPES:
+                raise ConfigError(f"{name}={getattr(self, name)!r}; supported: {', '.join(DTYPES)}")
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "chunk_size"):
+            value = getattr(self, name)
+            may_be_none = name.startswith("max_")
+            if (value is None and may_be_none) or (_is_int(value) and value >= 1):
+                continue
+            raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
+        if not _is_int(self.seed):
+            raise ConfigError(f"seed={self.seed!r} must be a whole number")
+        parse_bytes("swap_space", self.swap_space)
+        if isinstance(self.memory, float):
+            if not 0 < self.memory <= 1:
+                raise ConfigError(f"memory={self.memory!r}: a fraction must lie above 0 and be at most 1")
+        elif self.memory is not None:
+            parse_bytes("memory", self.memory)
+
+    @classmethod
+    def of(cls, **given: Any) -> EngineOptions:
+        """From keyword arguments; an unknown name gets an error that lists the known ones."""
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(given.keys() - set(known))
+        if unknown:
+            raise ConfigError(f"unknown option {unknown[0]!r}; known: {', '.join(known)}")
+        return cls(**given)
+
+
+def parse_bytes(name: str, value: int | str) -> int:
+    """A number of bytes from an int or from text such as "8GiB", "512MiB", "2e9" or "1.5GB"."""
+    if _is_int(value) and int(value) >= 0:
+        return int(value)
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([A-Za-z]*)\s*", value)
+        if match and match[2].upper() in UNITS:
+            try:
+                return int(float(match[1]) * UNITS[match[2].upper()])
+            except ValueError:
+                pass
+    raise ConfigError(f"{name}={value!r}: give bytes as a number or as text such as '8GiB' or '512MiB'")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
