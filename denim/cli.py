@@ -83,6 +83,66 @@ def doctor(as_json: AsJson = False) -> None:
     show_machine(as_json)
 
 
+@app.command()
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="Text to go on with; -: stdin.")
+    ] = None,
+    model: Model = None,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    state_dtype: StateDtype = "auto",
+    memory: Memory = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Complete a prompt; the text streams to stdout."""
+    from denim.commands.engine import open_engine
+    from denim.commands.generate import print_completion, read_prompt, stream_completion
+
+    params = denim.SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+    )
+    text = read_prompt(prompt)
+    llm = open_engine(model, device, dtype, state_dtype, memory, verbose)
+    if as_json:
+        print_completion(llm, text, params)
+    elif not stream_completion(llm, text, params):
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def chat(
+    model: Model = None,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    think: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = False,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    state_dtype: StateDtype = "auto",
+    memory: Memory = None,
+    verbose: Verbose = False,
+) -> None:
+    """Talk with a model."""
+    from denim.commands.chat import Chat, run_chat
+    from denim.commands.engine import open_engine
+
+    params = denim.SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+    )
+    llm = open_engine(model, device, dtype, state_dtype, memory, verbose)
+    run_chat(Chat(llm, params, system, think))
+
+
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:

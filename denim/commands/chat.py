@@ -1,0 +1,84 @@
+"""`denim chat`: a conversation in the terminal.
+
+Owns the conversation and the commands inside it. The model's own chat template renders each turn.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from denim.commands.engine import Pace, ctrl_c_ends_the_answer
+from denim.errors import DenimError
+
+if TYPE_CHECKING:
+    from denim.engine import LLM
+    from denim.sampling_params import SamplingParams
+
+HELP = "/reset forgets the conversation, /exit ends it; Ctrl-C ends an answer."
+
+
+class Chat:
+    """One conversation with `llm`. A turn that fails leaves no trace in it."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, thinking: bool) -> None:
+        self.llm = llm
+        self.params = params
+        self.thinking = thinking
+        self.opening = [] if system is None else [{"role": "system", "content": system}]
+        self.messages = list(self.opening)
+
+    def reset(self) -> None:
+        self.messages = list(self.opening)
+
+    def answer(self, text: str) -> Pace:
+        """Print the model's answer to `text` as it comes; a cut answer stays as far as it came.
+
+        Raises RequestError when the conversation cannot be served (too long, no template, …).
+        """
+        asked = [*self.messages, {"role": "user", "content": text}]
+        prompt = self.llm.render(asked, enable_thinking=self.thinking)
+        deltas = self.llm.stream(prompt, self.params)
+        pace, parts = Pace(), []
+        with ctrl_c_ends_the_answer() as interrupt:
+            for delta in deltas:
+                pace.count(len(delta.token_ids))
+                parts.append(delta.text)
+                sys.stdout.write(delta.text)
+                sys.stdout.flush()
+                if delta.finish_reason == "error":
+                    raise DenimError("the engine failed on this turn; the lines above say why")
+                if interrupt.pressed:
+                    break
+        print()
+        self.messages = [*asked, {"role": "assistant", "content": "".join(parts)}]
+        return pace
+
+
+def run_chat(chat: Chat) -> None:
+    """Read lines until /exit, the end of input, or Ctrl-C at the prompt."""
+    notes = Console(stderr=True, highlight=False)
+    asking = sys.stdin.isatty()
+    if asking:
+        import readline  # noqa: F401 (gives input() its line editing)
+
+        notes.print(f"[dim]{HELP}[/]")
+    while True:
+        try:
+            line = input("> " if asking else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if line == "/exit":
+            return
+        if line == "/reset":
+            chat.reset()
+            notes.print("[dim]forgotten[/]")
+        elif line.startswith("/"):
+            notes.print(f"[dim]{HELP}[/]")
+        elif line:
+            try:
+                notes.print(f"[dim]{chat.answer(line)}[/]")
+            except DenimError as error:
+                notes.print(f"denim: {error}", markup=False)
