@@ -1,6 +1,6 @@
 """How the tokens of packed sequences lie in chunks.
 
-Owns the way from [T, ...] (sequences one behind the other) to [chunks x heads, C, ...] and back. Knows
+Owns the way from [T, ...] (sequences one behind the other) to [chunks, heads, C, ...] and back. Knows
 lengths only; must not know what is computed on the chunks.
 
 Chunks are ordered by their place in the sequence, and those of one place by descending length of their
@@ -64,7 +64,7 @@ class ChunkLayout(NamedTuple):
         )
 
     def pack(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """[T, H, ...] to [chunks * H, C, ...] in `dtype`, contiguous; padding is zero."""
+        """[T, H, ...] to [chunks, H, C, ...] in `dtype`, contiguous; padding is zero."""
         size = self.chunk_size
         if self.place is None:
             places = len(self.active)
@@ -76,11 +76,21 @@ class ChunkLayout(NamedTuple):
             rows = x.new_zeros(sum(self.active) * size, *x.shape[1:]).index_copy(0, self.place, x)
             rows = rows.unflatten(0, (1, -1, size))
         rows = rows.transpose(2, 3).to(dtype, memory_format=torch.contiguous_format)
-        return rows.flatten(0, 2)
+        return rows.flatten(0, 1)
 
-    def unpack(self, y: Tensor, heads: int) -> Tensor:
-        """[chunks * heads, C, d] back to [T, heads, d]."""
-        rows = y.unflatten(0, (-1, heads)).transpose(1, 2)
+    def groups(self, at_most: int) -> list[list[int]]:
+        """`active`, cut into lists of neighbouring places with at most `at_most` chunks (or one place)."""
+        groups: list[list[int]] = []
+        for count in self.active:
+            if groups and sum(groups[-1]) + count <= at_most:
+                groups[-1].append(count)
+            else:
+                groups.append([count])
+        return groups
+
+    def unpack(self, y: Tensor) -> Tensor:
+        """[chunks, H, C, d] back to [T, H, d]."""
+        rows = y.transpose(1, 2)
         if self.place is not None:
             return rows.flatten(0, 1)[self.place]
         rows = rows.unflatten(0, (len(self.active), self.sequences)).transpose(0, 1)

@@ -62,6 +62,7 @@ from torch import Tensor
 from denim.recurrence.chunks import ChunkLayout, offsets_of
 
 L2NORM_EPS = 1e-6  # transformers' and fla's l2norm
+_CPU_GROUP_BYTES = 1 << 20  # of one packed tensor; about ten are alive, and should stay in the caches
 _WORK_DTYPES = (torch.float32, torch.float64)  # states of other dtypes are widened for the arithmetic
 
 
@@ -143,9 +144,7 @@ def gated_delta_step(
     scale = d_k**-0.5 if scale is None else scale
     kq = torch.stack((k, q), -1).to(state.dtype).view(rows * key_heads, d_k, 2)
     state.mul_(log_decay.to(state.dtype).exp()[..., None, None])
-    heads = state.view(
-        rows * key_heads, group * d_v, d_k
-    )  # value heads under their key head
+    heads = state.view(rows * key_heads, group * d_v, d_k)  # value heads under their key head
     read_k, read_q = torch.bmm(heads, kq).view(rows, value_heads, d_v, 2).unbind(-1)
     u = (v - read_k) * beta.to(state.dtype)[..., None]
     heads.baddbmm_(u.view(rows * key_heads, group * d_v, 1), kq[..., 0].unsqueeze(1))
@@ -174,49 +173,82 @@ def gated_delta_chunked(
     offsets = offsets_of(cu_seqlens, q.shape[0])
     work = _work_dtype(v)
     scale = k.shape[-1] ** -0.5 if scale is None else scale
-    group = v.shape[1] // k.shape[1]
     layout = ChunkLayout.of(offsets, chunk_size, q.device)
 
-    def per_value_head(x: Tensor) -> Tensor:
-        return x.repeat_interleave(group, 0) if group > 1 else x
+    # [chunks, heads, C, d] and, for the gates, [chunks, heads, C].
+    packed = [layout.pack(x, work) for x in (q, k, v, log_decay, beta)]
+    at_once = max(1, _CPU_GROUP_BYTES // packed[2][:1].nbytes) if v.is_cpu else len(packed[2])
+    groups = layout.groups(at_once)
+    pieces = zip(*(x.split([sum(group) for group in groups]) for x in packed), strict=True)
 
-    # [chunks x heads, C, d] and, for the gates, [chunks x heads, C].
-    q, k, value, g, b = (layout.pack(x, work) for x in (q, k, v, log_decay, beta))
-    g = g.cumsum(-1)
-    later = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=q.device).triu(1)
-    decay = (g.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill(later, -torch.inf).exp()
-    reach = g.exp()  # e^{G_t}: how much of S_0 is left at token t
-    rest = (g[:, -1:] - g).exp()  # e^{G_C - G_t}: how much of token t is left at the end of the chunk
-
-    m = per_value_head(torch.bmm(q * scale, k.mT)) * decay
-    a = per_value_head(torch.bmm(k, k.mT)) * decay * b.unsqueeze(-1)
-    # The solver takes the diagonal as 1 and reads nothing above it. An inverse and two products are faster
-    # than a solve for the wide right sides, and beta goes into the columns of the small matrix.
-    eye = torch.eye(chunk_size, dtype=work, device=q.device)
-    solved = torch.linalg.solve_triangular(a, eye.expand_as(a), upper=False, unitriangular=True)
-    solved = solved * b.unsqueeze(-2)
-    k = per_value_head(k)
-    x = torch.bmm(solved, value)
-    w = torch.bmm(solved * reach.unsqueeze(-2), k)
-    q = per_value_head(q) * (reach * scale).unsqueeze(-1)
-    k = k * rest.unsqueeze(-1)
-
-    heads = v.shape[1]
-    state = _starting_states(initial_state, len(offsets) - 1, heads, value, k)[layout.order].flatten(0, 1)
+    state = _starting_states(initial_state, layout.sequences, v.shape[1], v, k)[layout.order]
     outs, finished = [], []
-    blocks = [active * heads for active in layout.active]
-    for x_i, w_i, q_i, m_i, k_i, left in zip(
-        *(t.split(blocks) for t in (x, w, q, m, k, reach[:, -1:, None])), strict=True
-    ):
+    for active, piece in zip(groups, pieces, strict=True):
+        out, state, done = _group_of_chunks(*piece, state, active, scale)
+        outs.append(out)
+        finished += done
+    final = torch.cat([state, *reversed(finished)])[layout.inverse_order]
+    return (layout.unpack(torch.cat(outs)) if outs else v).to(v.dtype), final
+
+
+def _group_of_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    active: list[int],
+    scale: float,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Steps 3 to 5 of the module docstring for some neighbouring chunks, in the names used there.
+
+    q, k: [chunks, Hk, C, d_k]; v: [chunks, Hv, C, d_v]; log_decay, beta: [chunks, Hv, C]; state:
+    [sequences, Hv, d_v, d_k]. active[i] of the chunks stand at place i of their sequences; a sequence
+    without a chunk at some place has ended.
+
+    Returns O [chunks, Hv, C, d_v], the states of the sequences that are active at the last place, and those
+    of the sequences that ended before it, the shorter first.
+    """
+    heads, size = v.shape[1:3]
+    group = heads // k.shape[1]
+    m = q @ k.mT
+    a = k @ k.mT
+    if group > 1:
+        q, k, m, a = (x.repeat_interleave(group, 1) for x in (q, k, m, a))
+    # One batch dimension, chunks x heads, from here on.
+    q, k, v, m, a, g, b = (x.flatten(0, 1) for x in (q, k, v, m, a, log_decay.cumsum(-1), beta))
+    later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
+    decay = (g.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill(later, -torch.inf).exp()
+    reach = g.exp().unsqueeze(-1)  # e^{G_t}: how much of S_0 is left at token t
+    rest = (g[:, -1:] - g).exp().unsqueeze(-1)  # e^{G_C - G_t}: how much of token t is left at the end
+
+    # The solver takes the diagonal as 1 and reads nothing above it. An inverse and two products are faster
+    # than a solve for two wide right sides, and diag(beta) goes into the columns of the small matrix.
+    eye = torch.eye(size, dtype=q.dtype, device=q.device)
+    a = a * decay * b.unsqueeze(-1)
+    inverse = torch.linalg.solve_triangular(a, eye.expand_as(a), upper=False, unitriangular=True)
+    inverse = inverse * b.unsqueeze(-2)
+    x = torch.bmm(inverse, v)
+    w = torch.bmm(inverse * reach.mT, k)
+
+    state = state.flatten(0, 1)
+    before, corrections, finished = [], [], []
+    blocks = [count * heads for count in active]
+    by_place = (t.split(blocks) for t in (x, w, k * rest, reach[:, -1:]))
+    for x_i, w_i, k_i, left in zip(*by_place, strict=True):
         if len(x_i) < len(state):
             finished.append(state[len(x_i) :])
             state = state[: len(x_i)]
         u = torch.baddbmm(x_i, w_i, state.mT, alpha=-1)
-        outs.append(torch.baddbmm(torch.bmm(q_i, state.mT), m_i, u))
-        state = torch.baddbmm(state * left, u.mT, k_i)
-    final = torch.cat([state, *reversed(finished)]).unflatten(0, (-1, heads))[layout.inverse_order]
-    out = layout.unpack(torch.cat(outs), heads) if outs else v
-    return out.to(v.dtype), final
+        before.append(state)
+        corrections.append(u)
+        state = torch.addcmul(torch.bmm(u.mT, k_i), state, left)
+    from_state = torch.bmm(q, torch.cat(before).mT)
+    from_chunk = torch.bmm(m * (decay * scale), torch.cat(corrections))
+    out = torch.addcmul(from_chunk, from_state, reach * scale)
+    out, state, *ended = (t.unflatten(0, (-1, heads)) for t in (out, state, *finished))
+    return out, state, ended
 
 
 def _work_dtype(v: Tensor) -> torch.dtype:
@@ -224,7 +256,7 @@ def _work_dtype(v: Tensor) -> torch.dtype:
 
 
 def _starting_states(initial: Tensor | None, sequences: int, heads: int, v: Tensor, k: Tensor) -> Tensor:
-    """[sequences, heads, d_v, d_k] in v's dtype; the last dimensions of v and k are d_v and d_k."""
+    """[sequences, heads, d_v, d_k] in the dtype of the arithmetic; d_v and d_k are v's and k's last sizes."""
     if initial is not None:
-        return initial.to(v.dtype)
-    return v.new_zeros(sequences, heads, v.shape[-1], k.shape[-1])
+        return initial.to(_work_dtype(v))
+    return v.new_zeros(sequences, heads, v.shape[-1], k.shape[-1], dtype=_work_dtype(v))
