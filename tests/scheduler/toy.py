@@ -13,7 +13,7 @@ from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass
 from denim.memory.swap import SwapSpace
 from denim.runner.plan import Span, StepPlan
 from denim.scheduler.config import SchedulerConfig
-from denim.scheduler.request import Family, Request
+from denim.scheduler.request import Family, Request, Status
 from denim.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 4
@@ -75,7 +75,8 @@ class ToyEngine:
         )
         self.slots: dict[int, int] = {}  # written ones only
         self.pages: dict[int, dict[int, tuple[int, int]]] = {}  # page -> offset -> (position, token)
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, Request] = {}  # all that were ever accepted
+        self.next_id = 0
         self.scored: dict[int, list[int]] = {}  # request -> prompt positions reported, in order
         self.plans: list[StepPlan] = []
 
@@ -88,20 +89,21 @@ class ToyEngine:
         family: Family | None = None,
         prompt_logprobs: int | None = None,
     ) -> Request:
-        request = Request(
-            len(self.requests), prompt, max_tokens, ("seed", seed), priority, prompt_logprobs, family
-        )
-        self.requests[request.id] = request
+        request = Request(self.next_id, prompt, max_tokens, ("seed", seed), priority, prompt_logprobs, family)
         self.scheduler.add(request)
+        self.requests[request.id] = request
+        self.next_id += 1
         self.scheduler.check()
         return request
 
     def begin(self) -> StepPlan | None:
+        before = {id: (request.status, request.remaining) for id, request in self.scheduler.requests.items()}
         plan = self.scheduler.schedule()
         self.scheduler.check()
         if plan is not None:
             self.plans.append(plan)
             self.check_plan(plan)
+            self.check_order(plan, before)
         return plan
 
     def complete(self, plan: StepPlan) -> None:
@@ -113,6 +115,18 @@ class ToyEngine:
             request = self.requests[request_id]
             if request.num_output == request.max_tokens and self.scheduler.finish(request_id, "length"):
                 self.scheduler.check()
+
+    def fail(self, plan: StepPlan) -> None:
+        """What an engine does about a step that did not run."""
+        for part in (plan.spans, plan.swap_out, plan.swap_in):
+            for item in part:
+                self.scheduler.finish(item.request_id, "error")
+        self.scheduler.update(plan, {})
+        self.scheduler.check()
+
+    def longest_request(self) -> int:
+        longest = self.arena.layout.longest_request(self.arena.num_slabs)
+        return self.config.max_model_len if longest is None else longest
 
     def step(self) -> bool:
         plan = self.begin()
@@ -212,6 +226,25 @@ class ToyEngine:
             )
             if span.end < len(request.tokens) and not on_grid:
                 assert config.max_num_batched_tokens - rows < config.chunk_size, "cut off the grid"
+
+    def check_order(self, plan: StepPlan, before: dict[int, tuple[Status, int]]) -> None:
+        """Nobody is overtaken, nobody starves."""
+        alive = self.scheduler.requests
+        running = sorted((r for r in alive.values() if r.status is Status.RUNNING), key=lambda r: r.key)
+        waiting = sorted((r for r in alive.values() if r.status is not Status.RUNNING), key=lambda r: r.key)
+        admitted = [r for r in running if before[r.id][0] is not Status.RUNNING]
+        preempted = [r for r in waiting if before[r.id][0] is Status.RUNNING]
+        if admitted and waiting:
+            assert admitted[-1].key < waiting[0].key, "a waiting request was overtaken"
+        if preempted and running:
+            assert running[-1].key < preempted[0].key, "another than the last in the order gave way"
+        forked = {a.computed for a in admitted if a.computed == a.fork_point > 0}
+        serviced = {span.request_id for span in plan.spans}
+        for place, request in enumerate(running):
+            decoding = before[request.id][1] == 1 and request.computed > 0
+            held = request.family is not None and request.computed in forked
+            if (decoding or place == 0) and not held:
+                assert request.id in serviced, f"request {request.id} was passed over"
 
     def check_empty(self) -> None:
         """Nothing is left allocated anywhere."""

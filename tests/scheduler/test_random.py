@@ -1,0 +1,140 @@
+"""Random arrivals, aborts, stops, preemptions, priorities and forks in tiny arenas.
+
+What must hold after every step is in `ToyEngine`; here is what happens, and that at the end every token was
+right and nothing is left.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from denim.errors import RequestError
+from denim.scheduler.request import Family
+from tests.scheduler.toy import VOCABULARY, ToyEngine, make_layout
+
+LAYOUTS = [(5, 1), (3, 2), (1, 4), (2, 1), (4, 0), (0, 2)]
+SWAP_BYTES = [0, 4_000, 20_000, 10**9]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        layout=st.sampled_from(LAYOUTS),
+        num_slabs=st.integers(2, 8),
+        swap_bytes=st.sampled_from(SWAP_BYTES),
+        recompute_below=st.sampled_from([0, 8, 1000]),
+        chunk_size=st.sampled_from([1, 4, 8]),
+        max_num_seqs=st.integers(1, 8),
+        max_num_batched_tokens=st.sampled_from([1, 2, 3, 6, 12, 40]),
+    )
+    def start(self, layout, **options):
+        self.engine = ToyEngine(layout=make_layout(*layout), **options)
+        self.plan = None
+
+    @rule(
+        prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=22),
+        max_tokens=st.integers(1, 16),
+        priority=st.sampled_from([0, 0, 0, -1, 1]),
+        n=st.sampled_from([1, 1, 1, 2, 4]),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
+    )
+    def add(self, prompt, max_tokens, priority, n, prompt_logprobs):
+        family = Family() if n > 1 else None
+        for i in range(n):
+            try:
+                self.engine.add(prompt, max_tokens, i, priority, family, None if i else prompt_logprobs)
+            except RequestError:
+                assert len(prompt) + max_tokens > self.engine.longest_request()
+
+    @precondition(lambda self: self.plan is None)
+    @rule()
+    def begin(self):
+        self.plan = self.engine.begin()
+
+    @precondition(lambda self: self.plan is not None)
+    @rule()
+    def complete(self):
+        self.engine.complete(self.plan)
+        self.plan = None
+
+    @precondition(lambda self: self.plan is None)
+    @rule(n=st.integers(1, 12))
+    def steps(self, n):
+        for _ in range(n):
+            self.engine.step()
+
+    @precondition(lambda self: self.plan is not None)
+    @rule()
+    def fail(self):
+        """The device lost a step: who was in it ends, the others go on."""
+        self.engine.fail(self.plan)
+        self.plan = None
+
+    @precondition(lambda self: self.engine.scheduler.requests)
+    @rule(data=st.data(), reason=st.sampled_from(["abort", "stop"]))
+    def finish(self, data, reason):
+        request_id = data.draw(st.sampled_from(sorted(self.engine.scheduler.requests)))
+        assert self.engine.scheduler.finish(request_id, reason)
+        assert not self.engine.scheduler.finish(request_id, reason)
+        self.engine.scheduler.check()
+
+    def teardown(self):
+        if hasattr(self, "engine"):
+            if self.plan is not None:
+                self.engine.complete(self.plan)
+            self.engine.drain()
+            self.engine.check_exact()
+            self.engine.check_empty()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=250, stateful_step_count=30, deadline=None)
+
+
+def soak(seed: int, arrivals: int) -> ToyEngine:
+    rng = random.Random(seed)
+    engine = ToyEngine(
+        num_slabs=rng.randint(4, 12),
+        swap_bytes=rng.choice(SWAP_BYTES),
+        recompute_below=rng.choice([0, 10, 1000]),
+        layout=make_layout(*rng.choice(LAYOUTS[:4])),
+        max_num_seqs=rng.randint(2, 12),
+        max_num_batched_tokens=rng.choice([3, 8, 30]),
+        chunk_size=rng.choice([1, 4, 8]),
+    )
+    longest = engine.longest_request()
+    while len(engine.requests) < arrivals:
+        prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest // 2))]
+        n = rng.choice([1, 1, 1, 3])
+        family = Family() if n > 1 else None
+        for i in range(n):
+            engine.add(
+                prompt, rng.randint(1, longest - len(prompt)), i, rng.choice([0, 1]) if n == 1 else 0, family
+            )
+        for _ in range(rng.randint(0, 30)):
+            engine.step()
+            if rng.random() < 0.03 and engine.scheduler.requests:
+                engine.scheduler.abort(rng.choice(list(engine.scheduler.requests)))
+    engine.drain(limit=200_000)
+    engine.check_exact()
+    engine.check_empty()
+    return engine
+
+
+def test_soak():
+    """Over a thousand arrivals; both ways of preemption and forks must have happened."""
+    engines = [soak(seed, arrivals=100) for seed in range(12)]
+    stats = [engine.scheduler.stats() for engine in engines]
+    assert sum(s["preempted_swap"] for s in stats) > 50
+    assert sum(s["preempted_recompute"] for s in stats) > 50
+    assert sum(len(plan.page_copies) for engine in engines for plan in engine.plans) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_long_soak(seed):
+    soak(seed, arrivals=400)
