@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Largest logits that are looked at before a row is sorted whole: for top-p and min-p alone, and the
-# least for top-k, which needs a few more than k to see which tokens equal the last one.
-_CANDIDATES = 1024
+# The largest logits that are looked at first, and by how much more where those do not settle a row.
+# Top-k needs a few more than k, to see which tokens equal the last one.
 _FEWEST_CANDIDATES = 64
+_GROWTH = 16
 _SUM_BITS = 62  # the sum of a row's weights stays below 2^62, inside int64
 
 
@@ -28,7 +28,7 @@ class Filters(NamedTuple):
     """Filters of R rows, each tensor [R, 1]; top_k is V where there is none.
 
     `min_log` float32: log(min_p). `top_k` int64. `top_p` float64. `candidates`: how many of a row's
-    largest logits are looked at first. `needs_total`: there is a row without top_k.
+    largest logits are looked at first, at least each top_k below V. `needs_total`: a row has no top_k.
     """
 
     min_log: Tensor
@@ -46,15 +46,13 @@ def make_filters(
 ) -> Filters:
     """The filters of R rows over `vocab` tokens; a top_k of 0, or of `vocab` and more, keeps all."""
     counts = [min(k or vocab, vocab) for k in top_k]
-    needs_total = vocab in counts
     largest_k = max((count for count in counts if count < vocab), default=0)
-    candidates = max(_FEWEST_CANDIDATES, 2 * largest_k, _CANDIDATES if needs_total else 0)
     return Filters(
         min_log=torch.tensor(min_p, dtype=torch.float32, device=device).log()[:, None],
         top_k=torch.tensor(counts, dtype=torch.int64, device=device)[:, None],
         top_p=torch.tensor(top_p, dtype=torch.float64, device=device)[:, None],
-        candidates=min(candidates, vocab),
-        needs_total=needs_total,
+        candidates=min(max(_FEWEST_CANDIDATES, 2 * largest_k), vocab),
+        needs_total=vocab in counts,
     )
 
 
@@ -63,7 +61,7 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
 
     `uniforms` float64 [R, 1] in [0, 1) decide. A row of NaN gives any token.
     """
-    sums = _weights(logits - logits.amax(-1, keepdim=True), logits.shape[1]).cumsum(-1)
+    sums = _weights(logits - logits.amax(-1, keepdim=True), logits.shape[1]).cumsum_(-1)
     place = torch.searchsorted(sums, _target(uniforms, sums[:, -1:]), right=True)
     return place[:, 0].clamp(max=logits.shape[1] - 1)
 
@@ -78,18 +76,31 @@ def draw_filtered(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     total = None
     if filters.needs_total:
         total = _weights(logits, vocab).masked_fill_(logits < filters.min_log, 0).sum(-1, keepdim=True)
-    values, ids = logits.topk(filters.candidates, -1)
+    drawn = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    rows, size = torch.arange(len(logits), device=logits.device), filters.candidates
+    while True:
+        values, ids = _largest(logits, size)
+        tokens, certain = _draw_ordered(values, ids, total, filters, uniforms, vocab)
+        drawn[rows] = tokens
+        if bool(certain.all()):
+            return drawn
+        left = ~certain
+        rows, logits, filters, uniforms = rows[left], logits[left], filters.rows(left), uniforms[left]
+        total = None if total is None else total[left]
+        size = vocab if size * _GROWTH * 2 > vocab else size * _GROWTH
+
+
+def _largest(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The `size` largest logits of each row and their tokens, in the filters' order.
+
+    Which of the tokens that equal the smallest of them are among them is left open, if size < V.
+    """
+    if size == logits.shape[1]:
+        return logits.sort(dim=-1, descending=True, stable=True)
+    values, ids = logits.topk(size, -1)
     ids, order = ids.sort(-1)
     values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-    tokens, certain = _draw_ordered(values, ids.gather(-1, order), total, filters, uniforms, vocab)
-    open_rows = (~certain).nonzero()[:, 0]
-    if len(open_rows):
-        values, ids = logits[open_rows].sort(dim=-1, descending=True, stable=True)
-        total = None if total is None else total[open_rows]
-        tokens[open_rows], _ = _draw_ordered(
-            values, ids, total, filters.rows(open_rows), uniforms[open_rows], vocab
-        )
-    return tokens
+    return values, ids.gather(-1, order)
 
 
 def _draw_ordered(
@@ -117,7 +128,7 @@ def _draw_ordered(
 
 def _weights(logits: Tensor, vocab: int) -> Tensor:
     """exp(logits) for logits of at most 0, as int64; `vocab` of them sum to less than 2^62."""
-    return (logits.exp() * 2.0 ** (_SUM_BITS - vocab.bit_length())).to(torch.int64)
+    return logits.exp().mul_(2.0 ** (_SUM_BITS - vocab.bit_length())).to(torch.int64)
 
 
 def _target(uniforms: Tensor, total: Tensor) -> Tensor:

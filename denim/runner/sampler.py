@@ -84,11 +84,13 @@ class Sampler:
         if self._batch is None or not self._batch.is_of(states, logits):
             self._batch = _Batch(states, logits)
         batch = self._batch
-        best = logits.max(-1)  # a NaN is the maximum of its row; of equals, the first
-        tokens = best.indices if batch.plain else _choose(logits, batch)
+        if batch.plain:
+            best, tokens = logits.max(-1)  # of equals the first; a NaN is the maximum of its row
+        else:
+            best, tokens = logits.amax(-1), _choose(logits, batch)
         reports = _reports(logits, tokens, batch)
 
-        values = torch.where(best.values.isfinite(), tokens, NO_TOKEN).tolist()
+        values = torch.where(best.isfinite(), tokens, NO_TOKEN).tolist()
         bad_rows = [row for row, token in enumerate(values) if token == NO_TOKEN]
         logprobs: list[TokenLogprobs | None] = [None] * len(values)
         if reports is not None:
@@ -188,7 +190,7 @@ def _forbid_ends(logits: Tensor, batch: _Batch) -> None:
 
 
 def _penalise(logits: Tensor, batch: _Batch) -> None:
-    rows = [row for row in batch.penalised_rows]
+    rows = batch.penalised_rows
     seen = [tokens for row in rows if (tokens := batch.states[row].seen) is not None]
     if seen:
         params = [batch.states[row].params for row in rows]
