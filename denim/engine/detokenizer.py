@@ -5,16 +5,16 @@ It is given the generated tokens only, never the prompt: a prompt that ends insi
 has nothing to leak.
 
 The joined pieces are exactly `decode(all tokens)`, for any tokens, with decoders that join bytes and
-then read them as UTF-8 (byte-level BPE: Qwen, GPT, Llama 3, Mistral). With SentencePiece byte fallback
-they are so as long as the bytes are valid.
+then read them as UTF-8 (byte-level BPE: Qwen, GPT, Llama 3). With SentencePiece's byte fallback they are
+so if the bytes are valid: one bad byte turns the good ones before it into marks too, which may be shown.
 """
 
 from __future__ import annotations
 
 from denim.engine.tokenizer import Tokenizer
 
-_REPLACEMENT = "\ufffd"
-# An unfinished character has at most 3 bytes, and a decoder shows at most one mark for each.
+_MARK = "\ufffd"
+# An unfinished character has at most 3 bytes, and a decoder shows at most one mark (U+FFFD) for each.
 _MOST_OPEN = 3
 # Tail of tokens without any boundary between characters after which a cut inside it is looked for.
 _LONG_TAIL = 16
@@ -36,10 +36,12 @@ class Detokenizer:
             return ""
         self._tail.append(token)
         text = self._decode(self._tail)
-        end = len(text) - _open_marks(text)
+        # Byte fallback turns the settled bytes beside an unfinished character into marks with it.
+        open_marks = min(len(text) - len(text.rstrip(_MARK)), _MOST_OPEN + self._settled)
+        end = len(text) - open_marks
         piece = text[self._given : end]
         self._given = max(self._given, end)
-        if end == len(text):
+        if not open_marks:
             self._tail = self._tail[self._settled :]
             self._settled = len(self._tail)
             self._given = len(self._decode(self._tail))
@@ -70,9 +72,3 @@ class Detokenizer:
                 self._settled = 0
                 self._given -= len(left)
                 return
-
-
-def _open_marks(text: str) -> int:
-    """How many characters at the end of `text` may still change."""
-    tail = text[-_MOST_OPEN:]
-    return len(tail) - len(tail.rstrip(_REPLACEMENT))
