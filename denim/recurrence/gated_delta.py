@@ -62,7 +62,7 @@ from torch import Tensor
 from denim.recurrence.chunks import ChunkLayout, offsets_of
 
 L2NORM_EPS = 1e-6  # transformers' and fla's l2norm
-_CPU_GROUP_BYTES = 1 << 20  # of one packed tensor; about ten are alive, and should stay in the caches
+_CPU_GROUP_BYTES = 1 << 19  # of one packed tensor; about ten are alive, and should stay in the caches
 _WORK_DTYPES = (torch.float32, torch.float64)  # states of other dtypes are widened for the arithmetic
 
 
@@ -100,7 +100,7 @@ def gated_delta_recurrent(
     k = k.to(work).repeat_interleave(group, 1)
     alpha, strength, value = log_decay.to(work).exp(), beta.to(work), v.to(work)
     outs, states = [], []
-    starting = _starting_states(initial_state, len(offsets) - 1, value.shape[1], value, k)
+    starting = _starting_states(initial_state, len(offsets) - 1, v, k)
     for state, start, end in zip(starting, offsets[:-1], offsets[1:], strict=True):
         for t in range(start, end):
             state = alpha[t, :, None, None] * state
@@ -174,6 +174,9 @@ def gated_delta_chunked(
     work = _work_dtype(v)
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     layout = ChunkLayout.of(offsets, chunk_size, q.device)
+    state = _starting_states(initial_state, layout.sequences, v, k)
+    if not layout.active:  # no tokens at all
+        return torch.zeros_like(v), state.clone()
 
     # [chunks, heads, C, d] and, for the gates, [chunks, heads, C].
     packed = [layout.pack(x, work) for x in (q, k, v, log_decay, beta)]
@@ -181,14 +184,14 @@ def gated_delta_chunked(
     groups = layout.groups(at_once)
     pieces = zip(*(x.split([sum(group) for group in groups]) for x in packed), strict=True)
 
-    state = _starting_states(initial_state, layout.sequences, v.shape[1], v, k)[layout.order]
+    state = state[layout.order]
     outs, finished = [], []
     for active, piece in zip(groups, pieces, strict=True):
         out, state, done = _group_of_chunks(*piece, state, active, scale)
         outs.append(out)
         finished += done
     final = torch.cat([state, *reversed(finished)])[layout.inverse_order]
-    return (layout.unpack(torch.cat(outs)) if outs else v).to(v.dtype), final
+    return layout.unpack(torch.cat(outs)).to(v.dtype), final
 
 
 def _group_of_chunks(
@@ -255,8 +258,8 @@ def _work_dtype(v: Tensor) -> torch.dtype:
     return torch.float64 if v.dtype == torch.float64 else torch.float32
 
 
-def _starting_states(initial: Tensor | None, sequences: int, heads: int, v: Tensor, k: Tensor) -> Tensor:
-    """[sequences, heads, d_v, d_k] in the dtype of the arithmetic; d_v and d_k are v's and k's last sizes."""
+def _starting_states(initial: Tensor | None, sequences: int, v: Tensor, k: Tensor) -> Tensor:
+    """[sequences, Hv, d_v, d_k] in the dtype of the arithmetic; v and k are the tokens' [T, heads, d]."""
     if initial is not None:
         return initial.to(_work_dtype(v))
-    return v.new_zeros(sequences, heads, v.shape[-1], k.shape[-1], dtype=_work_dtype(v))
+    return v.new_zeros(sequences, *v.shape[1:], k.shape[-1], dtype=_work_dtype(v))
