@@ -78,3 +78,8 @@ class TextStream:
         if ended:
             return Piece(text, "stop", None if token in self._ends else token)
         return Piece(text, "length" if last else None)
+
+    def flush(self) -> str:
+        """The text held back, when something else ends the completion (an abort, an error)."""
+        text, stop = self._stops.push(self._detokenizer.flush() if self._detokenizer else "")
+        return text if stop is not None else text + self._stops.flush()

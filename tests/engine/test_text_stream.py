@@ -68,6 +68,19 @@ def test_the_end_lets_out_what_was_held_back(tokenizer: Tokenizer) -> None:
     assert outcome(stream(tokenizer, [*b"aEN", END], stop="END")) == ("aEN", 4, "stop", None)
 
 
+def test_an_abort_lets_it_out_too(tokenizer: Tokenizer) -> None:
+    for ids, stops, text in (
+        (b"aEN", "END", "EN"),
+        ([97, 0xE4], "", "\ufffd"),
+        ([*b"E", 0xE4], "E\ufffd", ""),
+    ):
+        running = TextStream(SamplingParams(stop=stops or None).resolve(), tokenizer, (END,), 9)
+        for token in ids:
+            assert running.push(token).finish_reason is None
+        assert running.flush() == text
+    assert TextStream(SamplingParams(), None, (END,), 9).flush() == ""
+
+
 def test_stop_strings_over_the_borders_of_tokens(tokenizer: Tokenizer) -> None:
     the = token_of(b" the")
     assert outcome(stream(tokenizer, [97, the, 98], stop="he")) == ("a t", 2, "stop", "he")

@@ -23,7 +23,7 @@ def test_special_tokens_are_skipped_when_asked(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids) == "ab<think>c"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "a<|im_end|>b<think>c"
     assert len(tokenizer.special_ids) == len(SPECIAL)
-    assert tokenizer.decode([tokenizer.eos_token_id], skip_special_tokens=False) == "<|im_end|>"
+    assert tokenizer.decode_one(tokenizer.eos_token_id) == "<|im_end|>"
 
 
 def test_ids_without_a_token_have_no_text(tokenizer: Tokenizer) -> None:
