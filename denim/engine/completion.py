@@ -1,17 +1,15 @@
 """One completion while it runs: from sampled tokens to text, and where it ends.
 
-Owns the completion's output record, its detokeniser and its stop rules. Knows the tokens of one sequence;
-nothing of memory, schedules or other requests.
+Owns the completion's output record; its text and its end are `TextStream`'s. Knows the tokens of one
+sequence; nothing of memory, schedules or other requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
-from denim.engine.detokenizer import Detokenizer
 from denim.engine.outputs import CompletionOutput, StreamDelta, logprobs_by_token
-from denim.engine.stop import StopStrings
+from denim.engine.text_stream import TextStream
 from denim.engine.tokenizer import Tokenizer
 from denim.runner.logprobs import TokenLogprobs
 from denim.runner.sampler import SamplingState
@@ -38,13 +36,8 @@ class Completion:
         self.output = CompletionOutput(index)
         if params.logprobs is not None:
             self.output.logprobs, self.output.cumulative_logprob = [], 0.0
-        self._ends = frozenset(() if params.ignore_eos else end_token_ids)
-        self._stop_ids = frozenset(params.stop_token_ids or ())
-        self._tokenizer = tokenizer if params.detokenize else None
-        self._stops = StopStrings(tuple(params.stop or ()), params.include_stop_str_in_output)
-        if self._tokenizer is not None:
-            skip = params.skip_special_tokens
-            self._detokenizer = Detokenizer(partial(self._tokenizer.decode, skip_special_tokens=skip))
+        self._text = TextStream(params, tokenizer, end_token_ids, max_tokens)
+        self._decode = tokenizer.decode_one if tokenizer is not None and params.detokenize else None
 
     def accept(self, token: int, report: TokenLogprobs | None) -> StreamDelta:
         """Take the next token; the delta carries the finish reason when it is the last one."""
@@ -53,52 +46,20 @@ class Completion:
         self.sampling.append(token)
         logprobs = None
         if report is not None and output.logprobs is not None:
-            decode = None if self._tokenizer is None else self._tokenizer.decode_one
-            logprobs = [logprobs_by_token(report, decode)]
+            logprobs = [logprobs_by_token(report, self._decode)]
             output.logprobs += logprobs
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + report.logprob
 
-        drawn = len(output.token_ids)
-        if drawn >= self.params.min_tokens and (token in self._ends or token in self._stop_ids):
-            output.finish_reason = "stop"
-            output.stop_reason = token if token in self._stop_ids else None
-            text = self._push(token) if self.params.include_stop_str_in_output else ""
-        else:
-            text = self._push(token)
-            if output.finish_reason is None and drawn >= self.max_tokens:
-                output.finish_reason = "length"
+        text, output.finish_reason, output.stop_reason = self._text.push(token)
         return self._delta(text, [token], logprobs)
 
     def end(self, reason: str) -> StreamDelta:
         """End without a further token ("abort", "error"); text that was held back is given out."""
         self.output.finish_reason = reason
-        return self._delta("", [], None)
-
-    def _push(self, token: int) -> str:
-        """The text that may be shown after `token`. A stop string ends the completion.
-
-        Text before `min_tokens` is given out as it comes, so that no stop can be found in it.
-        """
-        if self._tokenizer is None:
-            return ""
-        piece = self._detokenizer.push(token)
-        if len(self.output.token_ids) < self.params.min_tokens:
-            return piece
-        return self._check(piece)
-
-    def _check(self, piece: str) -> str:
-        checked = self._stops.push(piece)
-        if checked.stop is not None:
-            self.output.finish_reason = "stop"
-            self.output.stop_reason = checked.stop
-        return checked.text
+        return self._delta(self._text.flush(), [], None)
 
     def _delta(self, text: str, tokens: list[int], logprobs: list | None) -> StreamDelta:
         output = self.output
-        if output.finished and self._tokenizer is not None and not isinstance(output.stop_reason, str):
-            text += self._check(self._detokenizer.flush())
-            if not isinstance(output.stop_reason, str):
-                text += self._stops.flush()
         output.text += text
         return StreamDelta(
             self.request_id,
