@@ -1,0 +1,70 @@
+"""Denim beside transformers on the CPU: the same random bf16 weights, one process, alternating rounds.
+
+    python -m bench.engine_cpu [--model qwen3.5-0.8b] [--json FILE]
+
+Each figure is the median over rounds. Run it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from bench.engine_steps import denim_decode, denim_prefill, peer_decode, peer_prefill
+from bench.random_model import engine, peer_model
+from bench.report import write
+
+CONTEXT = 256  # tokens before the decoded ones
+STEPS = 12  # decode steps a round
+ROUNDS = 3
+BATCH = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="qwen3.5-0.8b")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+
+    torch.manual_seed(0)
+    peer = peer_model(args.model, "bfloat16", "cpu")
+    core = engine(args.model, "bfloat16", "cpu", peer.state_dict(), memory="1GiB", max_model_len=4096)
+
+    def decode_peer() -> float:
+        return peer_decode(peer, CONTEXT, STEPS)
+
+    # name, the peer's seconds, Denim's seconds, tokens that each makes in them
+    measures = [
+        ("decode, batch 1", decode_peer, lambda: denim_decode(core, 1, CONTEXT, STEPS), 1, 1),
+        ("prefill 512", lambda: peer_prefill(peer, 512), lambda: denim_prefill(core, 512), 512, 512),
+        ("prefill 2048", lambda: peer_prefill(peer, 2048), lambda: denim_prefill(core, 2048), 2048, 2048),
+        (
+            f"decode, batch {BATCH} (peer 1)",
+            decode_peer,
+            lambda: denim_decode(core, BATCH, CONTEXT, STEPS),
+            1,
+            BATCH,
+        ),
+    ]
+    rows = []
+    for name, time_peer, time_denim, peer_tokens, denim_tokens in measures:
+        time_peer(), time_denim()  # first calls allocate and choose kernels
+        theirs, ours = zip(*[(time_peer(), time_denim()) for _ in range(ROUNDS)], strict=True)
+        row = {
+            "measure": name,
+            "transformers ms": median(theirs) * 1e3,
+            "denim ms": median(ours) * 1e3,
+            "transformers tok/s": peer_tokens / median(theirs),
+            "denim tok/s": denim_tokens / median(ours),
+        }
+        rows.append(row | {"ratio of tok/s": row["denim tok/s"] / row["transformers tok/s"]})
+    write(args.json, "cpu", rows)
+
+
+if __name__ == "__main__":
+    main()

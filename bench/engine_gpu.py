@@ -1,0 +1,131 @@
+"""Denim on one CUDA device at published dimensions with random bf16 weights, fp32 states; eager.
+
+    python -m bench.engine_gpu [--model qwen3.5-0.8b] [--json FILE] [--no-peer]
+
+Each row stands beside transformers on the same card, in the same run, where it can do the same work, and
+beside the floor: the bytes of weights and states that a decode step must move at the device's measured
+copy bandwidth, or the FLOPs of a prefill at its measured rate of bf16 products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from bench.engine_steps import denim_decode, denim_prefill, denim_throughput, peer_decode, peer_prefill
+from bench.random_model import engine, peer_model
+from bench.report import write
+from denim.ledger.cost import ledger_of
+from denim.ledger.flops import prefill_flops
+from denim.ledger.parameters import weight_bytes
+from denim.spec.model import ModelSpec
+
+STEPS = 10
+ROUNDS = 3
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written per second by a device-to-device copy of 2 GiB."""
+    source = torch.empty(2**31, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() / _seconds(lambda: target.copy_(source))
+
+
+def product_rate() -> float:
+    """FLOP/s of an 8192³ bf16 product on random values."""
+    n = 8192
+    a, b = (torch.randn(n, n, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return 2 * n**3 / _seconds(lambda: a @ b)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(8):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return median(times[3:])
+
+
+def decode_floor(spec: ModelSpec, batch: int, context: int, bandwidth: float) -> float:
+    """Seconds: weights once, states read and written, KV read, windows left out."""
+    ledger = ledger_of(spec)
+    kv = context * ledger.kv_bytes_per_token
+    return (weight_bytes(spec) + batch * (2 * ledger.state_bytes + kv)) / bandwidth
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="qwen3.5-0.8b")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
+    args = parser.parse_args()
+
+    bandwidth, rate = copy_bandwidth(), product_rate()
+    print(f"copy {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e12:.0f} TFLOP/s")
+    core = engine(args.model, "bfloat16", "cuda", max_model_len=40_000, memory="40GiB")
+    spec = core.spec
+    peer = None if args.no_peer else peer_model(args.model, "bfloat16", "cuda")
+
+    rows = []
+
+    def measure(
+        name: str,
+        ours: Callable[[], float],
+        tokens: int,
+        floor: float,
+        theirs: Callable[[], float] | None = None,
+        rounds: int = ROUNDS,
+    ) -> None:
+        ours()
+        seconds = median(ours() for _ in range(rounds))
+        row = {"measure": name, "denim ms": seconds * 1e3, "denim tok/s": tokens / seconds}
+        row["floor ms"] = floor * 1e3
+        row["transformers ms"] = "-"
+        if peer is not None and theirs is not None:
+            theirs()
+            row["transformers ms"] = median(theirs() for _ in range(rounds)) * 1e3
+        rows.append(row)
+        print(row, flush=True)
+
+    for batch, context in ((1, 1024), (32, 192), (256, 192)):
+        measure(
+            f"decode step, batch {batch}, context {context}",
+            lambda b=batch, c=context: denim_decode(core, b, c, STEPS),
+            batch,
+            decode_floor(spec, batch, context, bandwidth),
+            (lambda c=context: peer_decode(peer, c, STEPS)) if batch == 1 else None,
+        )
+    for length in (1024, 2048, 8192, 32768):
+        measure(
+            f"TTFT, prompt {length}",
+            lambda n=length: denim_prefill(core, n),
+            length,
+            prefill_flops(spec, length) / rate,
+            (lambda n=length: peer_prefill(peer, n)) if length <= 8192 else None,
+        )
+    requests, context, output = 256, 1024, 128
+    prefill = requests * prefill_flops(spec, context) / rate
+    decode = output * decode_floor(spec, requests, context + output // 2, bandwidth)
+    measure(
+        f"{requests} x ({context} + {output}), all at once",
+        lambda: denim_throughput(core, requests, context, output),
+        requests * output,
+        prefill + decode,
+        rounds=1,
+    )
+    core.check()
+    write(args.json, "cuda", rows)
+
+
+if __name__ == "__main__":
+    main()

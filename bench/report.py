@@ -1,0 +1,45 @@
+"""A measurement's way out: a table for people, a JSON file with device, versions and date for the record."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import denim
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What the figures depend on."""
+    if device.startswith("cuda"):
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": name,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "denim": denim.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def write(path: Path | None, device: str, rows: list[dict[str, Any]]) -> None:
+    """Print `rows` (equal keys) as a table; with a path, write them as JSON."""
+    columns = list(rows[0])
+    cells = [columns] + [[_cell(row[c]) for c in columns] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    for line in cells:
+        print("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
+    if path is not None:
+        path.write_text(json.dumps({"environment": environment(device), "rows": rows}, indent=1) + "\n")
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
