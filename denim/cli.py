@@ -16,6 +16,9 @@ import typer
 import denim
 from denim.errors import CapacityError, ConfigError, DenimError, RequestError
 
+COMPLETION_TOKENS = 256
+"""Most tokens of `denim generate` where nothing is said; a chat answer may fill the context."""
+
 BAD_INPUT, TOO_LARGE, OTHER_ERROR, INTERRUPTED = 2, 3, 1, 130
 
 app = typer.Typer(
@@ -89,7 +92,7 @@ def generate(
         str | None, typer.Argument(metavar="PROMPT", help="Text to go on with; -: stdin.")
     ] = None,
     model: Model = None,
-    max_tokens: MaxTokens = 256,
+    max_tokens: MaxTokens = COMPLETION_TOKENS,
     temperature: Temperature = None,
     top_p: TopP = None,
     top_k: TopK = None,

@@ -103,6 +103,7 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("in memory", _memory_text(report)),
         ("files", _files_text(report["files"])),
+        ("MTP head", _mtp_text(report)),
         ("tokenizer", "there" if report["tokenizer"] else "none: it serves token ids, not text"),
     ]
     generation = report["generation"]
@@ -127,7 +128,7 @@ def _files(folder: Path) -> dict[str, Any]:
     """What the safetensors headers say: files, tensors, elements by dtype."""
     paths = sorted(folder.glob("*.safetensors"))
     elements: Counter[str] = Counter()
-    tensors = 0
+    tensors = mtp_tensors = 0
     for path in paths:
         try:
             with safe_open(path, framework="np") as file:
@@ -135,10 +136,17 @@ def _files(folder: Path) -> dict[str, Any]:
                     header = file.get_slice(name)
                     elements[header.get_dtype()] += prod(header.get_shape())
                     tensors += 1
+                    mtp_tensors += name.startswith("mtp.")
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
     size = sum(path.stat().st_size for path in paths)
-    return {"count": len(paths), "bytes": size, "tensors": tensors, "elements": dict(elements)}
+    return {
+        "count": len(paths),
+        "bytes": size,
+        "tensors": tensors,
+        "mtp_tensors": mtp_tensors,
+        "elements": dict(elements),
+    }
 
 
 def _fields_text(fields: dict[str, Any]) -> str:
@@ -163,6 +171,16 @@ def _memory_text(report: dict[str, Any]) -> str:
         for name, entry in report["entries"].items()
     )
     return f"{', '.join(parts)}; a slab {size_text(report['slab_bytes'])} = {share}"
+
+
+def _mtp_text(report: dict[str, Any]) -> str:
+    """Fine-tunes often drop the head and keep the config's key, or the other way round."""
+    promised, found = report["mtp_layers"], report["files"]["mtp_tensors"]
+    if promised and found:
+        return f"there: layers {promised}, tensors {found}"
+    if promised:
+        return "promised by the config, not in the files" if report["files"]["count"] else "in the config"
+    return "in the files, not in the config: it is left out" if found else "none"
 
 
 def _files_text(files: dict[str, Any]) -> str:

@@ -52,6 +52,26 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "sampling top k 20" in text
 
 
+@pytest.mark.parametrize(
+    ("promised", "name", "text"),
+    [
+        (1, "mtp.fc.weight", "there: layers 1, tensors 1"),
+        (1, "a", "promised by the config, not in the files"),
+        (0, "mtp.fc.weight", "in the files, not in the config: it is left out"),
+        (0, "a", "none"),
+    ],
+)
+def test_mtp_head_found_or_not(
+    promised: int, name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = qwen3_5_35b_a3b_text() | {"mtp_num_hidden_layers": promised}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({name: np.zeros(3, np.float16)}, tmp_path / "model.safetensors")
+    show_model(tmp_path, as_json=False)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("MTP head"))
+    assert " ".join(line.split()) == f"MTP head {text}"
+
+
 def test_a_config_alone_will_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(qwen3_5_35b_a3b_text()))
     show_model(tmp_path / "config.json", as_json=False)
