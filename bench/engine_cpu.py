@@ -8,8 +8,10 @@ Each figure is the median over rounds. Run it on an idle machine.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -21,6 +23,8 @@ CONTEXT = 256  # tokens before the decoded ones
 STEPS = 12  # decode steps a round
 ROUNDS = 3
 BATCH = 8
+
+Timed = Callable[[], float]
 
 
 def main() -> None:
@@ -38,23 +42,10 @@ def main() -> None:
     def decode_peer() -> float:
         return peer_decode(peer, CONTEXT, STEPS)
 
-    # name, the peer's seconds, Denim's seconds, tokens that each makes in them
-    measures = [
-        ("decode, batch 1", decode_peer, lambda: denim_decode(core, 1, CONTEXT, STEPS), 1, 1),
-        ("prefill 512", lambda: peer_prefill(peer, 512), lambda: denim_prefill(core, 512), 512, 512),
-        ("prefill 2048", lambda: peer_prefill(peer, 2048), lambda: denim_prefill(core, 2048), 2048, 2048),
-        (
-            f"decode, batch {BATCH} (peer 1)",
-            decode_peer,
-            lambda: denim_decode(core, BATCH, CONTEXT, STEPS),
-            1,
-            BATCH,
-        ),
-    ]
-    rows = []
-    for name, time_peer, time_denim, peer_tokens, denim_tokens in measures:
-        time_peer(), time_denim()  # first calls allocate and choose kernels
-        theirs, ours = zip(*[(time_peer(), time_denim()) for _ in range(ROUNDS)], strict=True)
+    def measure(name: str, run_peer: Timed, run_denim: Timed, peer_tokens: int, denim_tokens: int) -> None:
+        """Add a row; the two numbers of tokens are what each makes in the seconds that it returns."""
+        run_peer(), run_denim()  # first calls allocate and choose kernels
+        theirs, ours = zip(*[(run_peer(), run_denim()) for _ in range(ROUNDS)], strict=True)
         row = {
             "measure": name,
             "transformers ms": median(theirs) * 1e3,
@@ -63,6 +54,24 @@ def main() -> None:
             "denim tok/s": denim_tokens / median(ours),
         }
         rows.append(row | {"ratio of tok/s": row["denim tok/s"] / row["transformers tok/s"]})
+
+    rows: list[dict[str, Any]] = []
+    measure("decode, batch 1", decode_peer, lambda: denim_decode(core, 1, CONTEXT, STEPS), 1, 1)
+    for length in (512, 2048):
+        measure(
+            f"prefill {length}",
+            lambda n=length: peer_prefill(peer, n),
+            lambda n=length: denim_prefill(core, n),
+            length,
+            length,
+        )
+    measure(
+        f"decode, batch {BATCH} (peer 1)",
+        decode_peer,
+        lambda: denim_decode(core, BATCH, CONTEXT, STEPS),
+        1,
+        BATCH,
+    )
     write(args.json, "cpu", rows)
 
 

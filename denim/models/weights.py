@@ -228,13 +228,13 @@ def random_weights(
     Scales keep activations finite through any depth: 0.02 for matrices, small decays in linear layers.
     """
     model = family_of(spec).build(spec, chunk_size=chunk_size, device=device)
-    generator = torch.Generator(device="cpu").manual_seed(seed)
+    generator = torch.Generator(device=device).manual_seed(seed)
     for name, target in sorted(model.targets().items()):
         if name.endswith(("norm.weight", "layernorm.weight", "dt_bias")):
             target.fill_(1.0 if name.endswith(("linear_attn.norm.weight", "dt_bias")) else 0.0)
         elif name.endswith("A_log"):
-            target.copy_(torch.rand(target.shape, generator=generator).mul_(15).add_(1).log())
+            target.uniform_(1.0, 16.0, generator=generator).log_()
         else:
-            target.copy_(torch.randn(target.shape, generator=generator, dtype=torch.float32).mul_(0.02))
+            target.normal_(std=0.02, generator=generator)
     model.prepare()
     return model
