@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from denim.recurrence.short_conv import short_conv, short_conv_step
+from denim.recurrence.short_conv import (
+    channels_last_convolution,
+    shifted_sum,
+    short_conv,
+    short_conv_step,
+)
 
 CHANNELS = 5
 
@@ -112,6 +117,19 @@ def test_bf16_sums_in_fp32():
     steps = torch.cat([short_conv_step(row[None], weight, past) for row in x])
     torch.testing.assert_close(steps.double(), exact, atol=1e-6, rtol=2**-8)
     assert torch.equal(past, window)
+
+
+@pytest.mark.parametrize("convolve", [channels_last_convolution, shifted_sum])
+@pytest.mark.parametrize("width, length", [(2, 1), (4, 1), (4, 2), (4, 9)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+def test_both_ways_to_convolve(convolve, width, length, dtype, bound):
+    """One is used on CPUs, the other elsewhere."""
+    x, weight = inputs(3 * (length + width - 1), width, dtype)
+    rows = x.unflatten(0, (3, -1))
+    y = convolve(rows, weight)
+    want = F.conv1d(rows.mT.double(), weight.double()[:, None], groups=CHANNELS).mT
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), want, atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize("lengths", [[7], [3, 3], [1, 4]])
