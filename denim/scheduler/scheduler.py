@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
 from denim.errors import CapacityError, RequestError
 from denim.memory.arena import Arena
@@ -40,7 +40,6 @@ class _Step:
     """A plan in the making, and what its later phases must know of earlier ones."""
 
     plan: StepPlan = field(default_factory=lambda: StepPlan([], [], [], []))
-    preempted: set[int] = field(default_factory=set)
     forks: dict[int, int] = field(default_factory=dict)  # member -> slot of its leader
     held: set[int] = field(default_factory=set)  # leaders that wait while members read their slot
 
@@ -170,18 +169,19 @@ class Scheduler:
                 self._preempt(step, self._running[-1])
 
     def _admit(self, step: _Step) -> None:
-        """Start or resume waiting requests, in order, as long as the first of them has room."""
+        """Start or resume waiting requests, in order, as long as the first of them has room.
+
+        One that gave way in this step may come back in it, where the move has joined scattered free memory.
+        """
         while self._waiting:
             head = self._waiting[0]
-            if head.id in step.preempted:
-                return
             leader = head.family.leader if head.family else None
             if leader is not None and leader.computed < leader.fork_point:
                 return
             room = self._has_room(head, leader)
             if not room and not (self._running and self._running[-1].priority > head.priority):
                 return
-            if self._tokens_before(head) >= self.config.max_num_batched_tokens:
+            if self._tokens_before(head, room) >= self.config.max_num_batched_tokens:
                 return
             if room:
                 self._start(step, head, leader)
@@ -199,9 +199,11 @@ class Scheduler:
         """The leader's pages that are full at the fork point: nobody writes to them any more."""
         return leader.pages[: leader.computed // self._holdings.page_size] if leader is not None else []
 
-    def _tokens_before(self, head: Request) -> int:
-        """Tokens that this step owes to others before `head`: decode rows, and prefill ahead of it."""
-        return sum(r.remaining for r in self._running if r.key < head.key or r.remaining == 1)
+    def _tokens_before(self, head: Request, room: bool) -> int:
+        """Tokens that this step owes to others before `head`: decode rows, and prefill ahead of it. Without
+        `room` the last running request gives way to it, and is owed nothing."""
+        stay = islice(self._running, len(self._running) - (not room))
+        return sum(r.remaining for r in stay if r.key < head.key or r.remaining == 1)
 
     def _start(self, step: _Step, request: Request, leader: Request | None) -> None:
         """Give a waiting or swapped request its memory and let it run."""
@@ -245,7 +247,6 @@ class Scheduler:
         self._holdings.release(request)
         self._preemptions["swap" if swap else "recompute"] += 1
         request.preemptions += 1
-        step.preempted.add(request.id)
         self._waiting.insert(request)
 
     def _dissolve_families(self, plan: StepPlan) -> None:
