@@ -20,6 +20,7 @@ The rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -292,3 +293,8 @@ class Scheduler:
                 assert request.computed == 0 or request.status is not Status.WAITING
                 if request.slot >= 0 and self._plan is None:
                     self._arena.expect(request.slot, request.computed)
+        unstarted = Counter(request.family for request in self._waiting if request.family is not None)
+        for family in {request.family for request in self.requests.values() if request.family is not None}:
+            assert family.unstarted == unstarted[family], "a family has lost count of its members"
+            leader = family.leader
+            assert leader is None or (leader.status is Status.RUNNING and leader.family is family)

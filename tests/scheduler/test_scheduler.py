@@ -123,7 +123,33 @@ def test_all_logits_cover_the_prompt_once():
     engine.check_exact()
 
 
+def test_a_prompt_computed_again_is_scored_from_where_the_first_time_ended():
+    """The second time has the budget to itself, so its segments would step over that position."""
+    engine = ToyEngine(num_slabs=4, swap_bytes=0, chunk_size=4, max_num_batched_tokens=8)
+    engine.add(prompt_of(1), 3, priority=-1)
+    engine.step()
+    request = engine.add(prompt_of(30), 4, prompt_logprobs=3)
+    engine.step()
+    engine.add(prompt_of(40, 2), 1, priority=-1)
+    engine.drain()
+    assert request.preemptions == 1
+    assert spans_of(engine, 1)[:4] == [(0, 4), (0, 4), (4, 12), (12, 20)]
+    engine.check_exact()
+
+
 # Admission
+
+
+def test_memory_is_taken_when_there_are_tokens_to_spend():
+    engine = ToyEngine(num_slabs=20, chunk_size=4, max_num_batched_tokens=8)
+    engine.add(prompt_of(20), 3)
+    later = engine.add(prompt_of(20, 2), 3)
+    for status in (Status.WAITING, Status.WAITING, Status.RUNNING):
+        plan = engine.begin()
+        assert later.status is status
+        engine.complete(plan)
+    engine.drain()
+    engine.check_exact()
 
 
 def test_me_13_what_is_used_is_the_sum_of_what_requests_need():
