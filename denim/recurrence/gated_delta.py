@@ -118,41 +118,52 @@ def gated_delta_step(
     v: Tensor,
     log_decay: Tensor,
     beta: Tensor,
-    state: Tensor,
+    state: Tensor | Sequence[Tensor],
     scale: float | None = None,
 ) -> Tensor:
     """One token for each of B sequences; `state` is updated in place. For inference: no gradients.
 
-    q, k: [B, Hk, d_k]; v: [B, Hv, d_v]; log_decay, beta: [B, Hv]; state: [B, Hv, d_v, d_k], each row dense,
-    rows any distance apart (slots of an arena). Returns out [B, Hv, d_v] in v's dtype.
+    q, k: [B, Hk, d_k]; v: [B, Hv, d_v]; log_decay, beta: [B, Hv]. state: [B, Hv, d_v, d_k] or B tensors
+    [Hv, d_v, d_k] (slots of an arena, say); each row is dense, rows may lie anywhere and are not copied.
+    Returns out [B, Hv, d_v] in v's dtype.
 
     The decayed state is read once for k and q together; the output needs no second read of the new state,
     since S q = S' q + u (k . q).
     """
-    rows, value_heads, d_v, d_k = state.shape
-    if state.dtype not in _WORK_DTYPES:
-        work = state.float()
-        out = gated_delta_step(q, k, v, log_decay, beta, work, scale)
-        state.copy_(work)
+    if isinstance(state, Tensor) and (len(state) == 1 or state.stride(0) == state[0].numel()):
+        blocks = [state]
+    else:  # rows that lie apart: one product over all of them would copy them
+        blocks = [row.unsqueeze(0) for row in state]
+    work = blocks[0].dtype
+    if work not in _WORK_DTYPES:
+        wide = torch.cat(blocks).float()
+        out = gated_delta_step(q, k, v, log_decay, beta, wide, scale)
+        for block, result in zip(blocks, wide.split(len(blocks[0])), strict=True):
+            block.copy_(result)
         return out
-    scale = d_k**-0.5 if scale is None else scale
-    per_key = (rows, k.shape[1], value_heads // k.shape[1])  # the value heads of each key head
-    value = v.to(state.dtype).view(*per_key, d_v)
-    g, b = (x.to(state.dtype).view(*per_key, 1) for x in (log_decay, beta))
-    heads = state.view(*per_key, d_v, d_k)
-    kq = torch.stack((k, q), 2).to(state.dtype)  # [B, Hk, 2, d_k]
 
-    heads.mul_(g.exp().unsqueeze(-1))
+    d_k, d_v = k.shape[2], v.shape[2]
+    scale = d_k**-0.5 if scale is None else scale
+    per_key = (-1, k.shape[1], v.shape[1] // k.shape[1])  # B, key heads, value heads of each key head
+    blocks = [block.view(*per_key, d_v, d_k) for block in blocks]
+    alpha = log_decay.to(work).exp().view(*per_key, 1, 1)
+    kq = torch.stack((k, q), 2).to(work)  # [B, Hk, 2, d_k]
+
     # k and q as rows before S'^T: as columns behind S' the product takes five times as long on a CPU.
-    if rows == 1 or state.stride(0) == state[0].numel():
-        read = torch.bmm(kq.view(-1, 2, d_k), heads.view(rows * k.shape[1], -1, d_k).mT)
-    else:  # one product over rows that lie apart would copy the states
-        read = torch.cat([torch.bmm(x, s.flatten(1, 2).mT) for x, s in zip(kq, heads, strict=True)])
-    read_k, read_q = read.view(rows, k.shape[1], 2, -1, d_v).unbind(2)
+    size = len(blocks[0])
+    reads = []
+    for block, alpha_i, kq_i in zip(blocks, alpha.split(size), kq.split(size), strict=True):
+        block.mul_(alpha_i)
+        reads.append(torch.bmm(kq_i.view(-1, 2, d_k), block.view(-1, per_key[2] * d_v, d_k).mT))
+    read = reads[0] if len(reads) == 1 else torch.cat(reads)
+    read_k, read_q = read.view(-1, k.shape[1], 2, per_key[2], d_v).unbind(2)
+
     key, query = kq.unsqueeze(2).unbind(3)
-    u = (value - read_k) * b
-    heads.addcmul_(u.unsqueeze(-1), key.unsqueeze(-2))
+    u = (v.to(work).view(*per_key, d_v) - read_k) * beta.to(work).view(*per_key, 1)
     out = torch.addcmul(read_q, u, (key * query).sum(-1, keepdim=True)).mul_(scale)
+    u, key = u.unsqueeze(-1), key.unsqueeze(-2)
+    for block, u_i, key_i in zip(blocks, u.split(size), key.split(size), strict=True):
+        block.addcmul_(u_i, key_i)
     return out.view(v.shape).to(v.dtype)
 
 

@@ -162,7 +162,8 @@ def test_a_hundred_thousand_tokens():
 
 @pytest.mark.parametrize("repeat", [1, 3])
 @pytest.mark.parametrize("slot_gap", [0, 7])
-def test_step_equals_recurrent(repeat, slot_gap):
+@pytest.mark.parametrize("as_list", [False, True])
+def test_step_equals_recurrent(repeat, slot_gap, as_list):
     """Step by step for several rows; with a gap, the rows are slots of an arena that lie apart."""
     rows, steps, heads = 3, 4, 2 * repeat
     args = inputs(rows * steps, value_heads=heads)
@@ -171,7 +172,8 @@ def test_step_equals_recurrent(repeat, slot_gap):
     arena = torch.full((rows, initial[0].numel() + slot_gap), torch.nan, dtype=torch.float64)
     state = arena[:, : initial[0].numel()].unflatten(1, initial.shape[1:])
     state.copy_(initial)
-    outs = [gated_delta_step(*(x[:, t] for x in by_row), state) for t in range(steps)]
+    given = list(state) if as_list else state
+    outs = [gated_delta_step(*(x[:, t] for x in by_row), given) for t in range(steps)]
     cu = offsets([steps] * rows)
     want = gated_delta_recurrent(*args, cu_seqlens=cu, initial_state=initial)
     assert_close((torch.stack(outs, 1).flatten(0, 1), state), want, FLOAT64_BOUND)
@@ -188,10 +190,12 @@ def test_lower_precision_inputs_and_states():
         assert out.dtype == torch.bfloat16 and final.dtype == torch.float32
         torch.testing.assert_close(final.double(), exact[1], atol=FLOAT32_BOUND, rtol=0)
         torch.testing.assert_close(out.double(), exact[0], atol=1e-6, rtol=2**-8)  # one rounding to bf16
-    state = torch.zeros(1, 4, 12, 8, dtype=torch.bfloat16)
-    gated_delta_step(q[:1], k[:1], v[:1], log_decay[:1], beta[:1], state)
-    want = gated_delta_recurrent(q[:1], k[:1], v[:1], log_decay[:1], beta[:1], cu_seqlens=[0, 1])[1]
-    torch.testing.assert_close(state, want.bfloat16(), atol=1e-6, rtol=2**-7)
+    want = gated_delta_recurrent(q[:2], k[:2], v[:2], log_decay[:2], beta[:2], cu_seqlens=[0, 1, 2])[1]
+    state = torch.zeros(2, 4, 12, 8, dtype=torch.bfloat16)
+    for given in (state.clone(), list(state.clone())):
+        gated_delta_step(q[:2], k[:2], v[:2], log_decay[:2], beta[:2], given)
+        for row, row_want in zip(given, want, strict=True):
+            torch.testing.assert_close(row, row_want.bfloat16(), atol=1e-6, rtol=2**-7)
 
 
 @pytest.mark.parametrize("value_heads", [2, 6])
