@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SUPPORTED := import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(firstword $(foreach p,python3 python3.11 python3.12 python3.13,$(shell $(p) -c '$(SUPPORTED)' >/dev/null 2>&1 && echo $(p))))
-PROMPT ?= What does denim mean?
+PROMPT ?= Fellow citizens of the Senate and House of Representatives:
 
 .PHONY: run test lint format clean
 
