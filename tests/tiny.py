@@ -97,17 +97,23 @@ class Bench:
         table = torch.arange(first_page, first_page + -(-end // self.page_size))
         positions = torch.arange(start, end)
         decode = end - start == 1 and slot_in == slot_out
+        carried = not decode and slot_in >= 0
+
+        def index(*values: int, when: bool = True) -> Tensor:
+            return torch.tensor(values if when else [], dtype=torch.int64)
+
         batch = StepBatch(
             memory=self.storage,
-            num_decode=int(decode),
             positions=positions,
             token_pages=table[positions // self.page_size],
             token_offsets=positions % self.page_size,
+            tables=[table],
+            decode_slots=index(slot_out, when=decode),
+            prefill_slots=index(slot_out, when=not decode),
+            carried=index(0, when=carried),
+            carried_slots=index(slot_in, when=carried),
             cu_seqlens=[0, end - start],
             kv_lengths=[end],
-            tables=[table],
-            slot_in=[slot_in],
             slot_out=[slot_out],
-            decode_slots=torch.tensor([slot_out] if decode else [], dtype=torch.int64),
         )
         return self.model.logits(self.model(torch.tensor(tokens[start:end]), batch))

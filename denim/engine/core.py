@@ -38,6 +38,8 @@ log = logging.getLogger("denim")
 
 Prompt = str | Sequence[int]
 
+_NONE = {"total": 0, "used": 0, "cached": 0, "free": 0}
+
 
 @dataclass
 class InFlight:
@@ -205,7 +207,8 @@ class EngineCore:
         preempted_swap, preempted_recompute; prefix; steps; tokens (applied, over all steps)."""
         prefix = {"queries": 0, "hit_tokens": 0, "query_tokens": 0, "lost": {}}
         counted = {"prefix": prefix, "steps": self.steps, "tokens": self.tokens}
-        return self.arena.stats() | self.scheduler.stats() | counted
+        absent = {"pages": _NONE, "slots": _NONE}  # a model without attention has no pages, say
+        return absent | self.arena.stats() | self.scheduler.stats() | counted
 
     def check(self) -> None:
         """Raises AssertionError when an invariant of memory or scheduler is broken."""

@@ -113,8 +113,7 @@ def _decode_rows(q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
     since a page that was never written may hold anything, NaN included.
     """
     rows, heads, head_dim = q.shape
-    lengths = torch.tensor(batch.kv_lengths[:rows], device=q.device)
-    tables = nn.utils.rnn.pad_sequence(batch.tables[:rows], batch_first=True)
+    tables, lengths = batch.decode_tables
     kv_heads, page_size = kv.shape[3], kv.shape[2]
     valid = torch.arange(tables.shape[1] * page_size, device=q.device) < lengths[:, None]
     k, v = (

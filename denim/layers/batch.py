@@ -10,9 +10,11 @@ behind them are sequences of any length, which may begin from a slot that they d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 
 class Memory(Protocol):
@@ -29,28 +31,50 @@ class Memory(Protocol):
 
 @dataclass
 class StepBatch:
-    """One step of T tokens in N spans, the first `num_decode` of which are decode rows.
+    """One step of T tokens in N spans, the first R of which are decode rows.
 
-    positions     [T] int64, each token's place in its own sequence
-    token_pages   [T] int64, the page that takes the token's KV
-    token_offsets [T] int64, its place in that page
-    cu_seqlens    N+1 offsets of spans into T (host)
-    kv_lengths    N numbers of tokens to attend over, the span's own included (host)
-    tables        N page tables, each [ceil(kv_length / page_size)] int64
-    slot_in       N slots to begin from, -1 for none (host); slot_out: N slots to write (host)
-    cos, sin      [T, 1, rotary_dim / 2], filled by the model
+    Index tensors are int64 on the device.
+    positions       [T], each token's place in its own sequence
+    token_pages     [T], the page that takes the token's KV; token_offsets [T]: its place in that page
+    tables          N page tables, each [ceil(kv_length / page_size)]
+    decode_slots    [R], the slots of the decode rows
+    prefill_slots   [N - R], the slots that the spans behind them write
+    carried         [C], which of those spans begin from a state, counted from the first of them
+    carried_slots   [C], the slots that they begin from; the other spans are fresh
+    cu_seqlens      N + 1 offsets of spans into T (host)
+    kv_lengths      N numbers of tokens to attend over, the span's own included (host)
+    slot_out        N slots that are written (host)
+    cos, sin        [T, 1, rotary_dim / 2], filled by the model
     """
 
     memory: Memory
-    num_decode: int
     positions: Tensor
     token_pages: Tensor
     token_offsets: Tensor
+    tables: list[Tensor]
+    decode_slots: Tensor
+    prefill_slots: Tensor
+    carried: Tensor
+    carried_slots: Tensor
     cu_seqlens: list[int]
     kv_lengths: list[int]
-    tables: list[Tensor]
-    slot_in: list[int]
     slot_out: list[int]
-    decode_slots: Tensor
     cos: Tensor | None = None
     sin: Tensor | None = None
+
+    @property
+    def num_decode(self) -> int:
+        return len(self.decode_slots)
+
+    @cached_property
+    def prefill_cu_seqlens(self) -> list[int]:
+        """Offsets of the spans behind the decode rows, counted from the first of their tokens."""
+        first = self.num_decode
+        return [offset - self.cu_seqlens[first] for offset in self.cu_seqlens[first:]]
+
+    @cached_property
+    def decode_tables(self) -> tuple[Tensor, Tensor]:
+        """Page tables [R, P] of the decode rows, padded with page 0, and their KV lengths [R]."""
+        rows = self.num_decode
+        lengths = torch.tensor(self.kv_lengths[:rows], device=self.positions.device)
+        return nn.utils.rnn.pad_sequence(self.tables[:rows], batch_first=True), lengths

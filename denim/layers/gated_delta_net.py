@@ -88,29 +88,22 @@ class GatedDeltaNetLayer(nn.Module):
         q, k, v = self._heads(F.silu(short_conv_step(qkv, self.conv, window)))
         conv.index_copy_(0, slots, window)
 
-        if states.is_cuda or states.dtype != torch.float32:
-            gathered = states.index_select(0, slots).float()
+        if states.is_cuda:  # one launch for all rows
+            gathered = states.index_select(0, slots)
             out = gated_delta_step(q, k, v, log_decay, beta, gathered)
-            states.index_copy_(0, slots, gathered.to(states.dtype))
+            states.index_copy_(0, slots, gathered)
             return out
         # On a CPU every row is updated where it lies: a gather would move each state twice more.
-        rows = [
-            gated_delta_step(*(t[i : i + 1] for t in (q, k, v, log_decay, beta)), states[slot : slot + 1])
-            for i, slot in enumerate(batch.slot_out[: len(q)])
-        ]
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
+        rows = [states[slot] for slot in batch.slot_out[: len(q)]]
+        return gated_delta_step(q, k, v, log_decay, beta, rows)
 
     def _prefill(self, qkv: Tensor, log_decay: Tensor, beta: Tensor, batch: StepBatch) -> Tensor:
         """Sequences of any length, in the chunked form, packed behind one another."""
-        first = batch.num_decode
-        cu_seqlens = [offset - batch.cu_seqlens[first] for offset in batch.cu_seqlens[first:]]
-        slot_in, slot_out = batch.slot_in[first:], batch.slot_out[first:]
-
+        cu_seqlens = batch.prefill_cu_seqlens
         conv = batch.memory.state(self.index, "conv")
-        mixed, window = short_conv(qkv, self.conv, cu_seqlens=cu_seqlens, window=_begin(conv, slot_in))
-        q, k, v = self._heads(F.silu(mixed))
-
         states = batch.memory.state(self.index, "recurrent")
+        mixed, window = short_conv(qkv, self.conv, cu_seqlens=cu_seqlens, window=_begin(conv, batch))
+        q, k, v = self._heads(F.silu(mixed))
         out, final = gated_delta_chunked(
             q,
             k,
@@ -118,24 +111,23 @@ class GatedDeltaNetLayer(nn.Module):
             log_decay,
             beta,
             cu_seqlens=cu_seqlens,
-            initial_state=_begin(states, slot_in, dtype=torch.float32),
+            initial_state=_begin(states, batch),
             chunk_size=self.chunk_size,
         )
-        for i, slot in enumerate(slot_out):
-            conv[slot] = window[i]
-            states[slot] = final[i].to(states.dtype)
+        conv.index_copy_(0, batch.prefill_slots, window)
+        states.index_copy_(0, batch.prefill_slots, final.to(states.dtype))
         return out
 
 
-def _begin(view: Tensor, slots: list[int], dtype: torch.dtype | None = None) -> Tensor | None:
-    """The tensors that sequences begin from, [N, *shape]; zeros for slot -1, whose memory is never read.
+def _begin(view: Tensor, batch: StepBatch) -> Tensor | None:
+    """What the sequences behind the decode rows begin from, [N, *shape] of a view [slots, *shape].
 
-    None when every sequence is fresh.
+    Zeros for a fresh sequence, whose slot is never read; None when all are fresh.
     """
-    if all(slot < 0 for slot in slots):
+    if not len(batch.carried):
         return None
-    begin = torch.zeros(len(slots), *view.shape[1:], dtype=dtype or view.dtype, device=view.device)
-    for i, slot in enumerate(slots):
-        if slot >= 0:
-            begin[i] = view[slot]
-    return begin
+    carried = view.index_select(0, batch.carried_slots)
+    if len(carried) == len(batch.prefill_slots):
+        return carried
+    begin = torch.zeros(len(batch.prefill_slots), *view.shape[1:], dtype=view.dtype, device=view.device)
+    return begin.index_copy_(0, batch.carried, carried)

@@ -100,23 +100,27 @@ class Runner:
                 for span, table in zip(spans, tables, strict=False)
             )
         )
-        parts = [tokens, positions, token_pages, decode_slots, *tables]
+        behind = spans[len(decode_slots) :]
+        prefill_slots = [span.slot_out for span in behind]
+        carried = [row for row, span in enumerate(behind) if span.slot_in >= 0]
+        carried_slots = [behind[row].slot_in for row in carried]
+        parts = [tokens, positions, token_pages, decode_slots, prefill_slots, carried, carried_slots, *tables]
         flat = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.int64)
-        tokens_, positions_, pages_, slots_, *tables_ = flat.to(self.device, non_blocking=True).split(
-            [len(part) for part in parts]
-        )
+        on_device = flat.to(self.device, non_blocking=True).split([len(part) for part in parts])
+        tokens_, positions_ = on_device[:2]
         batch = StepBatch(
             memory=self.storage,
-            num_decode=len(decode_slots),
             positions=positions_,
-            token_pages=pages_,
+            token_pages=on_device[2],
             token_offsets=positions_ % size,
+            decode_slots=on_device[3],
+            prefill_slots=on_device[4],
+            carried=on_device[5],
+            carried_slots=on_device[6],
+            tables=list(on_device[7:]),
             cu_seqlens=[0, *accumulate(len(span.tokens) for span in spans)],
             kv_lengths=[span.end for span in spans],
-            tables=tables_,
-            slot_in=[span.slot_in for span in spans],
             slot_out=[span.slot_out for span in spans],
-            decode_slots=slots_,
         )
         return tokens_, batch
 
