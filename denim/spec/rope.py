@@ -75,9 +75,13 @@ def read_rope(fields: Fields, head_dim: int, max_position: int, default_partial:
 
 
 def _either(fields: Fields, parameters: Fields, key: str, default: float | None) -> float:
-    """A number that may stand beside the RoPE section or inside it."""
+    """A number that may stand beside the RoPE section or inside it.
+
+    Where both are there they must agree; but transformers up to 5.17 saves its own `default` beside the
+    section whatever stands inside, so that value gives way.
+    """
     outer = fields.optional_number(key)
     inner = parameters.number(key, default=default if outer is None else outer)
-    if outer is not None and inner != outer:
+    if outer not in (None, default) and inner != outer:
         raise parameters.error(key, f"{outer!r}, as {fields.where} says, or only one of the two")
     return inner
