@@ -1,0 +1,406 @@
+"""The same requests, run in many ways: the axes, how a way is driven, and when two results are the same.
+
+A `Way` says how requests are run. An axis is a dict of named changes of a way; `AXES` holds all of them, and
+`crossings` picks few ways in which every pair of values of any two axes meets. A new feature joins the
+matrix by one more entry of `AXES`: see README.md here.
+
+`Judge` decides whether tokens and log-probabilities are right. Its reference is transformers' full forward
+without a cache; for what is drawn at random it is the same request run cold (`COLD`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from denim.engine.core import EngineCore
+from denim.engine.options import EngineOptions
+from denim.engine.outputs import CompletionOutput, Logprob, RequestOutput
+from denim.sampling_params import SamplingParams
+
+FP32_TIE = 1e-4  # of the spread of the logits; design, section 9
+BF16_TIE = 0.05  # nats; cases.md, measure TOK
+TIES_PER_TOKEN = 1e-4  # at most 1 in 10,000; design, section 9
+FP32_LOGPROB = 1e-4  # nats; stricter than measure LP (1e-3) of cases.md
+BUMP_GROWTH = 1.3
+MOST_STEPS = 20_000
+
+
+class Case(NamedTuple):
+    """One request. Every run of it must give the same."""
+
+    prompt: list[int]
+    params: SamplingParams
+
+
+def greedy(prompt: list[int], max_tokens: int, **params: Any) -> Case:
+    return Case(prompt, SamplingParams(temperature=0, max_tokens=max_tokens, **params))
+
+
+@dataclass(frozen=True)
+class Way:
+    """How requests are run.
+
+    options: options of the engine, beside model and memory.
+    slabs: the arena; None: all requests fit at once. An arena too small for the longest request is widened.
+    company: "alone" (one after another), "together" (all at once), or "joining" (at random steps, among
+        mates that join and are aborted at random steps).
+    bump: after so many steps urgent requests take all seats and every running one gives way, and so again
+        after ever longer gaps, so that those that must compute all again get to their end. 0: never.
+    swap: what gives way moves to the host even where the ledger says that computing again is cheaper.
+    recycled: before the first request others have used the memory, and were aborted or ended.
+    forks: completions asked of every request that asks for one; all must be alike (greedy) or equal what
+        the request with the next seed gives (random).
+    shuffled: requests come in another order, with random priorities.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    slabs: int | None = None
+    company: str = "together"
+    bump: int = 0
+    swap: bool = False
+    recycled: bool = False
+    forks: int = 1
+    shuffled: bool = False
+    seed: int = 0
+
+    def with_options(self, **options: Any) -> Way:
+        return replace(self, options={**self.options, **options})
+
+
+COLD = Way(company="alone")
+
+Change = Callable[[Way], Way]
+
+
+def option(**options: Any) -> Change:
+    return lambda way: way.with_options(**options)
+
+
+def change(**fields: Any) -> Change:
+    return lambda way: replace(way, **fields)
+
+
+def preempted(swap: bool) -> Change:
+    """Few seats and urgent newcomers: requests give way in any crossing, one way or the other."""
+    return lambda way: replace(way, bump=5, swap=swap).with_options(
+        max_num_seqs=2, swap_space="1GiB" if swap else 0
+    )
+
+
+AXES: dict[str, dict[str, Change]] = {
+    "segments": {
+        "whole": change(),
+        **{str(n): option(max_num_batched_tokens=n) for n in (1, 2, 5, 17, 63, 64, 65, 100)},
+    },
+    "company": {name: change(company=name) for name in ("alone", "together", "joining")},
+    "preempted": {"never": change(), "swapped": preempted(swap=True), "recomputed": preempted(swap=False)},
+    "memory": {"roomy": change(), "tight": change(slabs=0)},
+    "slots": {"fresh": change(), "recycled": change(recycled=True)},
+    "forks": {"1": change(), "3": change(forks=3)},
+    "order": {"given": change(), "shuffled": change(shuffled=True)},
+    "page_size": {str(n): option(page_size=n) for n in (16, 1, 4, 32)},
+    "chunk_size": {str(n): option(chunk_size=n) for n in (64, 1, 16, 128)},
+}
+
+
+class Crossing(NamedTuple):
+    names: tuple[str, ...]  # a value of each axis, in the order of AXES
+    way: Way
+
+
+def crossings(seed: int = 0) -> list[Crossing]:
+    """Ways in which every pair of values of two axes meets at least once (greedy pairwise design)."""
+    chance = random.Random(seed)
+    axes = list(AXES)
+    missing = {
+        ((a, x), (b, y))
+        for a, b in combinations(range(len(axes)), 2)
+        for x, y in product(AXES[axes[a]], AXES[axes[b]])
+    }
+    rows = []
+    while missing:
+        best, gain = (), -1
+        first = min(missing)  # so that every row covers something new
+        for _ in range(60):
+            row = [chance.choice(list(AXES[axis])) for axis in axes]
+            for place, value in first:
+                row[place] = value
+            count = sum(pair in missing for pair in combinations(enumerate(row), 2))
+            if count > gain:
+                best, gain = tuple(row), count
+        missing -= set(combinations(enumerate(best), 2))
+        way = Way(seed=len(rows))
+        for axis, value in zip(axes, best, strict=True):
+            way = AXES[axis][value](way)
+        rows.append(Crossing(best, way))
+    return rows
+
+
+class Run(NamedTuple):
+    """`outputs` in the order of the cases. `preemptions` of each, and `stats` of the engine at the end."""
+
+    outputs: list[RequestOutput]
+    preemptions: list[int]
+    stats: dict[str, Any]
+
+
+def run(folder: Path, cases: Sequence[Case], way: Way = COLD) -> Run:
+    """Run `cases` in one way, with freed memory full of NaN and all invariants checked after every step.
+
+    At the end nothing may be left in memory.
+    """
+    core = make_core(folder, cases, way)
+    driver = _Driver(core, cases, way)
+    if way.recycled:
+        driver.dirty_all_memory()
+    driver.drive()
+    stats = core.stats()
+    assert not core.has_work
+    assert [stats[kind]["used"] for kind in ("slabs", "pages", "slots")] == [0, 0, 0], stats
+    assert core.swap.used_bytes == 0
+    return Run(driver.outputs, driver.preemptions, stats)
+
+
+def make_core(folder: Path, cases: Sequence[Case], way: Way) -> EngineCore:
+    longest = max(len(case.prompt) + (case.params.max_tokens or 0) for case in cases)
+    options = {"max_model_len": longest, "max_num_seqs": 64, "debug": True, "device": "cpu", **way.options}
+    probe = EngineCore(EngineOptions.of(model=folder, **options, memory="64MiB"))
+    slabs = 64 if way.slabs is None else max(way.slabs, probe.layout.slabs_for(probe.layout.need(longest)))
+    core = EngineCore(
+        EngineOptions.of(model=folder, **options, memory=slabs * probe.layout.slab_bytes), probe.loaded
+    )
+    if way.swap:
+        core.scheduler._recompute_cheaper = lambda tokens: False
+    return core
+
+
+class _Driver:
+    """Adds requests, mates and urgent newcomers at their steps, and steps the engine to the end."""
+
+    def __init__(self, core: EngineCore, cases: Sequence[Case], way: Way) -> None:
+        self.core = core
+        self.way = way
+        self.chance = random.Random(way.seed)
+        self.longest = core.scheduler.config.max_model_len
+        self.cases = [
+            case if case.params.n > 1 else case._replace(params=replace(case.params, n=way.forks))
+            for case in cases
+        ]
+        self.outputs: list[RequestOutput] = [None] * len(cases)  # type: ignore[list-item]
+        self.preemptions = [0] * len(cases)
+        self._case_of: dict[str, int] = {}
+        self._mates: list[str] = []
+        self._mates_to_come = (
+            20  # an end to them, or mates of better priority could keep a request out for ever
+        )
+
+    def dirty_all_memory(self) -> None:
+        """Others write to the low end of the arena, which is handed out first; half of them are aborted."""
+        ids = [self._add_other(min(self.longest - 1, 60), max_tokens=6) for _ in range(16)]
+        for _ in range(12):
+            self.core.step()
+        for id_ in ids[::2]:
+            self.core.abort(id_)
+        while self.core.has_work:
+            self.core.step()
+
+    def drive(self) -> None:
+        order = list(range(len(self.cases)))
+        if self.way.shuffled:
+            self.chance.shuffle(order)
+        arrivals = [self.chance.randrange(40) if self.way.company == "joining" else 0 for _ in order]
+        waiting = [place for _, place in sorted(zip(arrivals, order, strict=True), key=lambda pair: pair[0])]
+        arrivals.sort()
+        step = 0
+        next_bump = gap = self.way.bump
+        while waiting or self._running():
+            while waiting and arrivals[0] <= step and not (self.way.company == "alone" and self._running()):
+                self._add_case(waiting.pop(0))
+                arrivals.pop(0)
+            if self.way.company == "joining":
+                self._mates_come_and_go()
+            if self.way.bump and step >= next_bump:
+                for _ in range(self.core.scheduler.config.max_running):
+                    self._mates.append(
+                        self._add_other(self.chance.randrange(1, 4), priority=-9, max_tokens=2)
+                    )
+                gap *= BUMP_GROWTH
+                next_bump += gap
+            self.core.step()
+            self._note_preemptions()
+            step += 1
+            assert step < MOST_STEPS, "no progress"
+        for id_ in self._mates:
+            self.core.abort(id_)
+
+    def _running(self) -> bool:
+        return any(id_ in self.core.requests for id_ in self._case_of)
+
+    def _add_case(self, place: int) -> None:
+        case = self.cases[place]
+        priority = self.chance.randrange(3) if self.way.shuffled else 0
+        id_ = self.core.add(case.prompt, case.params, priority=priority)
+        self._case_of[id_] = place
+        self.outputs[place] = self.core.requests[id_].output
+
+    def _add_other(self, length: int, priority: int = 0, max_tokens: int = 24) -> str:
+        vocab = self.core.spec.vocab_size
+        prompt = [self.chance.randrange(vocab) for _ in range(length)]
+        params = SamplingParams(temperature=1.0, max_tokens=max_tokens, seed=self.chance.randrange(1000))
+        return self.core.add(prompt, params, priority=priority)
+
+    def _mates_come_and_go(self) -> None:
+        self._mates = [id_ for id_ in self._mates if id_ in self.core.requests]
+        if self._mates_to_come and self.chance.random() < 0.3 and len(self._mates) < 4:
+            self._mates_to_come -= 1
+            length = self.chance.choice([1, 2, 3, 4, self.chance.randrange(5, 70)])
+            self._mates.append(self._add_other(min(length, self.longest - 1), self.chance.randrange(3)))
+        if self._mates and self.chance.random() < 0.15:
+            self.core.abort(self._mates.pop(self.chance.randrange(len(self._mates))))
+
+    def _note_preemptions(self) -> None:
+        for id_, place in self._case_of.items():
+            in_flight = self.core.requests.get(id_)
+            if in_flight is not None:
+                now = [
+                    self.core.scheduler.requests[i].preemptions
+                    for i in in_flight.completions
+                    if i in self.core.scheduler.requests
+                ]
+                self.preemptions[place] = max([self.preemptions[place], *now])
+
+
+class Judge:
+    """Whether outputs are right, by the rules of design section 9; counts tokens and ties.
+
+    `tie` is the gap between the reference's two best tokens within which either may be drawn: in standard
+    deviations of the logits with `relative`, in nats without.
+    """
+
+    def __init__(
+        self,
+        reference: nn.Module,
+        tie: float = FP32_TIE,
+        relative: bool = True,
+        tolerance: float = FP32_LOGPROB,
+    ) -> None:
+        self.reference = reference
+        self.tie = tie
+        self.relative = relative
+        self.tolerance = tolerance
+        self.tokens = 0
+        self.ties = 0
+        self._logits: dict[tuple[int, ...], Tensor] = {}
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """The reference's logits [T, vocab], from one full forward."""
+        key = tuple(tokens)
+        if key not in self._logits:
+            with torch.no_grad():
+                self._logits[key] = self.reference(torch.tensor([key]), use_cache=False).logits[0].float()
+        return self._logits[key]
+
+    def greedy(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+        """Every token is the likeliest one after what stands before it, or tied with it."""
+        logits = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
+        assert logits.isfinite().all()
+        best = logits.topk(2)
+        self.tokens += len(tokens)
+        for place in (best.indices[:, 0] != torch.tensor(tokens)).nonzero().flatten().tolist():
+            first, second = best.values[place].tolist()
+            spread = logits[place].std().item() if self.relative else 1.0
+            near = first - second <= self.tie * spread and best.indices[place, 1] == tokens[place]
+            assert near, (
+                f"token {place} is {tokens[place]}, the reference has {best.indices[place, 0]} "
+                f"(logits {logits[place, tokens[place]]:.6f} and {first:.6f})"
+            )
+            self.ties += 1
+
+    def logprobs(
+        self, prompt: Sequence[int], tokens: Sequence[int], given: Sequence[Mapping[int, Logprob]]
+    ) -> None:
+        """Reported log-probabilities are the reference's, and there is one report a token."""
+        logprobs = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1].log_softmax(-1)
+        assert len(given) == len(tokens)
+        self._reports(tokens, given, logprobs)
+
+    def prompt_logprobs(self, prompt: Sequence[int], given: Sequence[Mapping[int, Logprob] | None]) -> None:
+        """One report for each token of the prompt but the first, and each is the reference's."""
+        assert len(given) == len(prompt)
+        assert given[0] is None
+        reports = [report for report in given[1:] if report is not None]
+        assert len(reports) == len(prompt) - 1, "a position has no report"
+        self._reports(prompt[1:], reports, self.logits(prompt)[:-1].log_softmax(-1))
+
+    def _reports(
+        self, tokens: Sequence[int], given: Sequence[Mapping[int, Logprob]], expected: Tensor
+    ) -> None:
+        for place, (token, report) in enumerate(zip(tokens, given, strict=True)):
+            assert next(iter(report)) == token
+            for other, entry in report.items():
+                difference = abs(entry.logprob - expected[place, other].item())
+                assert difference <= self.tolerance, f"token {place}: {entry} is {difference} off for {other}"
+
+    def check_ties(self) -> None:
+        assert self.ties <= TIES_PER_TOKEN * self.tokens, f"{self.ties} ties in {self.tokens} tokens"
+
+
+def judge_run(
+    judge: Judge, cases: Sequence[Case], outcome: Run, cold: Mapping[tuple[int, int], list[int]] | None = None
+) -> None:
+    """Every completion of `outcome` is right. `cold` has the tokens of each random (case, fork)."""
+    for place, (case, output) in enumerate(zip(cases, outcome.outputs, strict=True)):
+        assert output.finished
+        for fork, completion in enumerate(output.outputs):
+            assert completion.finish_reason == "length", (place, fork, completion)
+            if case.params.temperature == 0:
+                judge.greedy(case.prompt, completion.token_ids)
+            else:
+                assert cold is not None and completion.token_ids == cold[place, fork], (place, fork)
+            if case.params.logprobs is not None:
+                judge.logprobs(case.prompt, completion.token_ids, completion.logprobs)
+        if case.params.prompt_logprobs is not None:
+            judge.prompt_logprobs(case.prompt, output.prompt_logprobs)
+
+
+def cold_tokens(folder: Path, cases: Sequence[Case], forks: int = 3) -> dict[tuple[int, int], list[int]]:
+    """Tokens of every random case run cold, for each fork: fork i draws from the stream of seed + i."""
+    random_places = [place for place, case in enumerate(cases) if case.params.temperature != 0]
+    singles = [
+        Case(cases[place].prompt, replace(cases[place].params, n=1, seed=cases[place].params.seed + fork))
+        for place in random_places
+        for fork in range(forks)
+    ]
+    if not singles:
+        return {}
+    results = iter(run(folder, singles, COLD).outputs)
+    return {
+        (place, fork): next(results).outputs[0].token_ids for place in random_places for fork in range(forks)
+    }
+
+
+def tokens_of(length: int, seed: int, vocab: int) -> list[int]:
+    """T(n, seed) of cases.md."""
+    chance = random.Random(f"{length} {seed}")
+    return [chance.randrange(vocab) for _ in range(length)]
+
+
+def agree_up_to_a_tie(cold: CompletionOutput, tokens: Sequence[int], tie: float = BF16_TIE) -> None:
+    """The rule for bf16, where no other implementation is a reference: at the first difference the cold run's
+    two best tokens lie within `tie` nats. `cold` was run with logprobs=2."""
+    assert len(tokens) == len(cold.token_ids)
+    for place, (ours, theirs) in enumerate(zip(tokens, cold.token_ids, strict=True)):
+        if ours != theirs:
+            best, second = sorted((entry.logprob for entry in cold.logprobs[place].values()), reverse=True)[
+                :2
+            ]
+            assert best - second < tie, f"token {place} differs, and the gap is {best - second} nats"
+            return

@@ -1,0 +1,93 @@
+"""Memory that others have used: nothing of them is left to be seen. Freed memory is full of NaN."""
+
+from __future__ import annotations
+
+import torch
+
+from denim import LLM, SamplingParams
+from tests.exactness.conftest import Model
+from tests.exactness.harness import COLD, Way, greedy, judge_run, run, tokens_of
+from tests.tiny import VOCAB
+
+WIDTH, CHUNK = 4, 64
+
+
+def test_short_prompts_after_long_ones(dense: Model) -> None:
+    """DS-01: in every slot, poisoned or not."""
+    lengths = (1, 2, 3, WIDTH - 1, WIDTH, CHUNK - 1)
+    for debug in (True, False):
+        llm = LLM(dense.folder, memory="1MiB", max_num_seqs=6, debug=debug)
+        long = [tokens_of(200, seed, VOCAB) for seed in range(6)]
+        llm.generate(long, SamplingParams(temperature=0, max_tokens=10))
+        for shift in range(6):
+            order = [*lengths[shift:], *lengths[:shift]]
+            short = [tokens_of(length, 3, VOCAB) for length in order]
+            for prompt, output in zip(
+                short, llm.generate(short, SamplingParams(temperature=0, max_tokens=8)), strict=True
+            ):
+                dense.judge.greedy(prompt, output.outputs[0].token_ids)
+
+
+def test_the_first_request_equals_the_hundredth(dense: Model) -> None:
+    """DS-02: what the allocator returned at start is not seen; a fresh buffer holds NaN here."""
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=1)
+    for length in (1, 2 * CHUNK):
+        llm = LLM(dense.folder, memory="1MiB", debug=True)
+        assert llm.core.runner.storage.kv(3).isnan().all()
+        prompt = tokens_of(length, 0, VOCAB)
+        texts = [llm.generate(prompt, params)[0].outputs[0] for _ in range(100)]
+        assert all(text.token_ids == texts[0].token_ids for text in texts)
+        assert all(text.logprobs == texts[0].logprobs for text in texts)
+        dense.judge.greedy(prompt, texts[0].token_ids)
+        dense.judge.logprobs(prompt, texts[0].token_ids, texts[0].logprobs)
+
+
+def test_asking_again_begins_again(dense: Model) -> None:
+    """DS-04: the second answer is the first; half an answer is continued with its second half."""
+    llm = LLM(dense.folder, memory="1MiB", debug=True)
+    prompt = tokens_of(40, 0, VOCAB)
+
+    def tokens(prompt: list[int], n: int) -> list[int]:
+        return llm.generate(prompt, SamplingParams(temperature=0, max_tokens=n))[0].outputs[0].token_ids
+
+    first = tokens(prompt, 120)
+    dense.judge.greedy(prompt, first)
+    assert tokens(prompt, 120) == first
+    assert tokens(prompt + first[:60], 60) == first[60:]
+
+
+def test_prompts_of_one_token(dense: Model) -> None:
+    """DS-09: they have the shape of a decode row, alone and among decoding rows, on used slots."""
+    ones = [greedy([token], 3) for token in range(0, VOCAB, 4)]
+    long = [greedy(tokens_of(90, seed, VOCAB), 30) for seed in range(3)]
+    judge_run(dense.judge, ones, run(dense.folder, ones, Way(company="alone", recycled=True)))
+    mixed = [*long, *ones]
+    way = Way(company="joining", recycled=True).with_options(max_num_seqs=6)
+    judge_run(dense.judge, mixed, run(dense.folder, mixed, way))
+
+
+def test_nothing_is_kept_on_layers(dense: Model) -> None:
+    """DS-10: one row after another, then two rows that change places between steps."""
+    a, b = (greedy(tokens_of(n, 2, VOCAB), 20) for n in (9, 23))
+    judge_run(dense.judge, [a, b, a], run(dense.folder, [a, b, a], COLD))
+    llm = LLM(dense.folder, memory="1MiB", debug=True)
+    ids = [llm.core.add(*case) for case in (a, b)]
+    outputs = [llm.core.requests[id_].output.outputs[0] for id_ in ids]
+    running = llm.core.scheduler._running
+    while llm.core.has_work:
+        llm.core.step()
+        running._requests.reverse()
+        for order, request in enumerate(running):
+            request.key = (0, order)
+    for case, output in zip((a, b), outputs, strict=True):
+        dense.judge.greedy(case.prompt, output.token_ids)
+
+
+def test_the_poison_is_there(dense: Model) -> None:
+    """The check of all the above: after a run, what it used is NaN, so that reading it would show."""
+    llm = LLM(dense.folder, memory="1MiB", debug=True)
+    llm.generate([tokens_of(30, 0, VOCAB)], SamplingParams(temperature=0, max_tokens=4))
+    storage = llm.core.runner.storage
+    assert not torch.cat([storage.kv(3).flatten(), storage.state(0, "recurrent").flatten()]).isnan().all()
+    storage.poison_retired()
+    assert torch.cat([storage.kv(3).flatten(), storage.state(0, "recurrent").flatten()]).isnan().all()
