@@ -91,8 +91,8 @@ def attend(q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
         )
         if end - begin == 1:
             # The query heads that share a key head are the rows of one small product.
-            query = q[begin].view(k.shape[0], -1, q.shape[-1])
-            out[begin] = F.scaled_dot_product_attention(query[None], k[None], v[None]).view(q.shape[1:])
+            query = q[begin].reshape(k.shape[0], -1, q.shape[-1])
+            out[begin] = F.scaled_dot_product_attention(query[None], k[None], v[None]).reshape(q.shape[1:])
             continue
         query = q[begin:end].transpose(0, 1)
         causal = length == end - begin
@@ -122,8 +122,8 @@ def _decode_rows(q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
     )
     v = v.masked_fill(~valid[:, :, None, None], 0)
     k = k.masked_fill(~valid[:, :, None, None], 0)
-    query = q.view(rows, kv_heads, heads // kv_heads, head_dim)
+    query = q.reshape(rows, kv_heads, heads // kv_heads, head_dim)
     out = F.scaled_dot_product_attention(
         query, k.transpose(1, 2), v.transpose(1, 2), attn_mask=valid[:, None, None, :]
     )
-    return out.view(rows, heads, head_dim)
+    return out.reshape(rows, heads, head_dim)
