@@ -1,4 +1,4 @@
-"""Attention over pages: every way to run it against a plain softmax, with NaN wherever nothing was written."""
+"""Attention over pages: every way to run it against a plain softmax, with NaN where nothing was written."""
 
 from __future__ import annotations
 
