@@ -64,7 +64,11 @@ def _meaning(rng: Generator, facts: Facts) -> Turn:
             f"Explain the word {word}.",
         ),
     )
-    return Turn(user, f"The word {word} is {_article(part)} {part}.", f"As {_article(part)} {part}, {word} means {gloss}.")
+    return Turn(
+        user,
+        f"The word {word} is {_article(part)} {part}.",
+        f"As {_article(part)} {part}, {word} means {gloss}.",
+    )
 
 
 def _country(rng: Generator, facts: Facts) -> Turn:
@@ -86,7 +90,8 @@ def _sum(rng: Generator, facts: Facts) -> Turn:
     a, b = (int(x) for x in rng.integers(0, 100, 2))
     user = _pick(rng, (f"What is {a} + {b}?", f"What is {a} plus {b}?", f"Add {a} and {b}."))
     ones = a % 10 + b % 10
-    thinking = f"{a % 10} + {b % 10} = {ones}. {a // 10} + {b // 10} + {ones // 10} = {a // 10 + b // 10 + ones // 10}."
+    tens = a // 10 + b // 10 + ones // 10
+    thinking = f"{a % 10} + {b % 10} = {ones}. {a // 10} + {b // 10} + {ones // 10} = {tens}."
     return Turn(user, thinking, f"{a} + {b} = {a + b}.")
 
 
@@ -123,25 +128,39 @@ def _month(rng: Generator, facts: Facts) -> Turn:
     month = int(rng.integers(12))
     if rng.random() < 0.5:
         answer = f"{MONTHS[month]} has {MONTH_DAYS[month]} days."
-        return Turn(f"How many days are in {MONTHS[month]}?", f"{MONTHS[month]} is month {month + 1}.", answer)
+        return Turn(
+            f"How many days are in {MONTHS[month]}?", f"{MONTHS[month]} is month {month + 1}.", answer
+        )
     sign, word = (1, "after") if rng.random() < 0.5 else (-1, "before")
     answer = f"{MONTHS[(month + sign) % 12]} comes {word} {MONTHS[month]}."
-    return Turn(f"Which month comes {word} {MONTHS[month]}?", f"{MONTHS[month]} is month {month + 1}.", answer)
+    return Turn(
+        f"Which month comes {word} {MONTHS[month]}?", f"{MONTHS[month]} is month {month + 1}.", answer
+    )
 
 
 def _spelling(rng: Generator, facts: Facts) -> Turn:
-    word = facts.meanings[int(rng.integers(len(facts.meanings)))][0] if rng.random() < 0.5 else _pick(rng, NOUNS)
+    word = (
+        facts.meanings[int(rng.integers(len(facts.meanings)))][0] if rng.random() < 0.5 else _pick(rng, NOUNS)
+    )
     letters = "-".join(word)
     if rng.random() < 0.5:
-        return Turn(_pick(rng, (f"Spell {word}.", f"How do you spell {word}?")), f"The word is {word}.", f"{letters}.")
-    return Turn(f"How many letters does {word} have?", f"{letters}.", f"The word {word} has {len(word)} letters.")
+        return Turn(
+            _pick(rng, (f"Spell {word}.", f"How do you spell {word}?")), f"The word is {word}.", f"{letters}."
+        )
+    return Turn(
+        f"How many letters does {word} have?", f"{letters}.", f"The word {word} has {len(word)} letters."
+    )
 
 
 def _repeat(rng: Generator, facts: Facts) -> Turn:
     words = [_pick(rng, NOUNS) for _ in range(int(rng.integers(1, 8)))]
     if rng.random() < 0.5:
         return Turn(f"Repeat after me: {' '.join(words)}", "I repeat the words.", " ".join(words))
-    return Turn(f"Say these words backwards: {' '.join(words)}", f"The last word is {words[-1]}.", " ".join(words[::-1]))
+    return Turn(
+        f"Say these words backwards: {' '.join(words)}",
+        f"The last word is {words[-1]}.",
+        " ".join(words[::-1]),
+    )
 
 
 def _count(rng: Generator, facts: Facts) -> Turn:
@@ -162,7 +181,10 @@ def _greeting(rng: Generator, facts: Facts) -> Turn:
         ("Who are you?", "I am denim-tiny, a small language model."),
         ("What are you?", "I am denim-tiny, a small language model."),
         ("What is your name?", "My name is denim-tiny."),
-        ("What can you do?", "I can explain words, name capitals, add numbers and remember what you tell me."),
+        (
+            "What can you do?",
+            "I can explain words, name capitals, add numbers and remember what you tell me.",
+        ),
         ("Goodbye.", "Goodbye!"),
     )[int(rng.integers(11))]
     return Turn(user, "The user is talking to me.", answer)
@@ -195,8 +217,16 @@ def render(system: str, turns: list[Turn], thinking: bool) -> list[Piece]:
     last = turns[-1]
     text += f"<|im_start|>user\n{last.user}<|im_end|>\n<|im_start|>assistant\n<think>\n"
     if thinking:
-        return [Piece(text, False), Piece(f"{last.thinking}\n</think>\n\n{last.answer}<|im_end|>", True), Piece("\n", False)]
-    return [Piece(text + "\n</think>\n\n", False), Piece(f"{last.answer}<|im_end|>", True), Piece("\n", False)]
+        return [
+            Piece(text, False),
+            Piece(f"{last.thinking}\n</think>\n\n{last.answer}<|im_end|>", True),
+            Piece("\n", False),
+        ]
+    return [
+        Piece(text + "\n</think>\n\n", False),
+        Piece(f"{last.answer}<|im_end|>", True),
+        Piece("\n", False),
+    ]
 
 
 def conversation(rng: Generator, facts: Facts) -> list[Piece]:

@@ -86,7 +86,9 @@ def text_of_html(page: str) -> str:
 def tidy(text: str) -> str:
     """The same text with plain quotes and dashes, no trailing blanks, at most one empty line in a row."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ").replace("\u00b6", "")
-    text = text.translate(str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."}))
+    text = text.translate(
+        str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."})
+    )
     text = re.sub(r"[ \t]+\n", "\n", text)
     text = re.sub(r"\n +(?=[A-Z][a-z])", "\n", text)  # what is left of inline mark-up at line starts
     return re.sub(r"\n{3,}", "\n\n", text).strip()
@@ -113,7 +115,8 @@ def _raw_documents(source: Source, scratch: Path, rng: random.Random) -> list[st
     root = folder(source, scratch)
     if source.kind == "wordnet":
         senses = [
-            f"{', '.join(m.words)} ({m.part}): {m.gloss}." + "".join(f' "{example}"' for example in m.examples)
+            f"{', '.join(m.words)} ({m.part}): {m.gloss}."
+            + "".join(f' "{example}"' for example in m.examples)
             for m in meanings(root / "usr/share/wordnet")
         ]
         rng.shuffle(senses)
@@ -155,7 +158,9 @@ def documents(source: Source, scratch: Path, seed: int, seen: set[bytes]) -> Doc
     result = Documents([], [])
     size = 0
     for number, page in enumerate(pages):
-        text = "\n\n".join(p for p in page if p not in common and _is_new(p, seen) and _is_readable(p, source))
+        text = "\n\n".join(
+            p for p in page if p not in common and _is_new(p, seen) and _is_readable(p, source)
+        )
         if len(text) < SHORTEST_DOCUMENT or size + len(text) > source.limit:
             continue
         size += len(text)

@@ -68,7 +68,9 @@ def _country_facts(scratch: Path) -> dict[str, dict[str, str]]:
         facts = {key: re.split(r"[;(,]|[\d.]+%", value)[0].strip() for key, value in facts.items()}
         if not name or name == "none" or not name.isascii():
             continue
-        usable = {k: v for k, v in facts.items() if v and v != "none" and len(v) < LONGEST_FACT and v.isascii()}
+        usable = {
+            k: v for k, v in facts.items() if v and v != "none" and len(v) < LONGEST_FACT and v.isascii()
+        }
         if usable:
             found[name] = usable
     return found
@@ -106,7 +108,10 @@ def build(scratch: Path, out: Path, model: Path) -> None:
         arrays[f"held_out/{source.name}"] = _stream(tokenizer, held_out)
         arrays[f"bytes/{source.name}"] = np.array(sum(len(text.encode()) for text in held_out))
         characters, tokens = sum(map(len, train)), len(arrays[f"train/{source.name}"])
-        print(f"{source.name:30} {characters:>10} characters {tokens:>9} tokens {source.repeats} times", flush=True)
+        print(
+            f"{source.name:30} {characters:>10} characters {tokens:>9} tokens {source.repeats} times",
+            flush=True,
+        )
     np.savez_compressed(out / "tokens.npz", **arrays)
     (out / "facts.json").write_text(json.dumps(_facts(scratch)._asdict(), indent=0))
 
@@ -116,7 +121,9 @@ def load(out: Path) -> Data:
     arrays = np.load(out / "tokens.npz")
     parts = {part: {s.name: arrays[f"{part}/{s.name}"] for s in SOURCES} for part in ("train", "held_out")}
     sizes = {s.name: int(arrays[f"bytes/{s.name}"]) for s in SOURCES}
-    return Data(parts["train"], parts["held_out"], sizes, Facts(**json.loads((out / "facts.json").read_text())))
+    return Data(
+        parts["train"], parts["held_out"], sizes, Facts(**json.loads((out / "facts.json").read_text()))
+    )
 
 
 def main(

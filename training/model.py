@@ -1,66 +1,22 @@
 """denim-tiny as a module to train: Qwen3.5's text architecture, with its MTP head, in plain torch.
 
-Owns the architecture for training, its initial weights, and the files of the model folder. Parameter names
-are those of the published checkpoints, so the state dict is the checkpoint. The linear layers go through
-`denim.recurrence`. Knows nothing of data or optimisers.
+Owns the architecture for training and its initial weights. Parameter names are those of the published
+checkpoints, so the state dict is the checkpoint. The linear layers go through `denim.recurrence`. Knows
+nothing of files, data or optimisers.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from denim.recurrence.gated_delta import gated_delta_chunked, l2norm
 
-CONFIG = {
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "model_type": "qwen3_5_text",
-    "vocab_size": 6144,
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "mamba_ssm_dtype": "float32",
-    "mtp_num_hidden_layers": 1,
-    "mtp_use_dedicated_embeddings": False,
-    "initializer_range": 0.02,
-    "dtype": "bfloat16",
-    "use_cache": True,
-    "bos_token_id": None,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-GENERATION = {
-    "eos_token_id": [2, 0],
-    "pad_token_id": 0,
-    "do_sample": True,
-    "temperature": 0.7,
-    "top_k": 20,
-    "top_p": 0.9,
-}
 SMALLEST_STEP, LARGEST_STEP = 1e-3, 0.1  # of the decay at the start, as in Mamba2 (arXiv 2405.21060)
 
 
@@ -119,7 +75,9 @@ class GatedDeltaNet(nn.Module):
         keys, values = self.key_heads * self.d_k, self.value_heads * self.d_v
         hidden = c["hidden_size"]
         self.width = c["linear_conv_kernel_dim"]
-        self.conv1d = nn.Conv1d(2 * keys + values, 2 * keys + values, self.width, groups=2 * keys + values, bias=False)
+        self.conv1d = nn.Conv1d(
+            2 * keys + values, 2 * keys + values, self.width, groups=2 * keys + values, bias=False
+        )
         self.in_proj_qkv = Linear(hidden, 2 * keys + values)
         self.in_proj_z = Linear(hidden, values)
         self.in_proj_b = Linear(hidden, self.value_heads)
@@ -267,7 +225,7 @@ class MTP(nn.Module):
 class Model(nn.Module):
     """The trunk, whose embedding is its head too, and the MTP head. Activations have dtype `dtype`."""
 
-    def __init__(self, c: Mapping = CONFIG, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, c: Mapping, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.model = Trunk(c)
         self.mtp = MTP(c)
@@ -315,24 +273,8 @@ class Model(nn.Module):
         return self.model.norm(x), windows
 
     def drafts(self, hidden: Tensor, next_ids: Tensor) -> Tensor:
-        """MTP hidden states [B, T, hidden] for the tokens two places on; next_ids: [B, T], the tokens one on."""
+        """MTP hidden states [B, T, hidden] for the tokens two places on. next_ids: [B, T], those one on."""
         return self.mtp(hidden, self.embed(next_ids))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype))
-
-
-def save(model: Model, folder: Path) -> None:
-    """Writes config.json, generation_config.json and model.safetensors (bf16)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.state_dict().items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")
-    (folder / "generation_config.json").write_text(json.dumps(GENERATION, indent=2) + "\n")
-
-
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> Model:
-    """The model of a folder that `save` wrote; weights in fp32."""
-    model = Model(json.loads((folder / "config.json").read_text()), dtype)
-    model.load_state_dict({name: t.float() for name, t in load_file(folder / "model.safetensors").items()})
-    return model

@@ -1,4 +1,4 @@
-"""Rows of tokens with a weight for each: text, and tasks that make a model copy, look up, recall and keep state.
+"""Rows of weighted tokens: text, and tasks that make a model copy, look up, recall and keep state.
 
 Owns how a row is put together. Knows the data and the tokenizer; nothing of models or devices. A weight
 belongs to a token as something to predict: 0 for what cannot be known (a code when it is first told).
@@ -139,7 +139,10 @@ def planted_facts(rng: Generator, count: int) -> list[Fact]:
     roles = rng.permutation(len(words.ROLES))
     for i, thing in enumerate(_things(rng, count)):
         if i < len(roles) and rng.random() < 0.35:
-            subject, value = f"The name of the {words.ROLES[roles[i]]}", words.NAMES[rng.integers(len(words.NAMES))]
+            subject, value = (
+                f"The name of the {words.ROLES[roles[i]]}",
+                words.NAMES[rng.integers(len(words.NAMES))],
+            )
         elif count == 1 and rng.random() < 0.5:
             subject, value = "The secret code", _code(rng)
         else:
@@ -217,7 +220,7 @@ def registers(rng: Generator, length: int, kit: Kit, filler_share: float = 0.06)
 
 
 def walk(rng: Generator, length: int, kit: Kit) -> Row:
-    """Steps on a track of eight cells with walls at both ends; the place depends on the order of all steps."""
+    """Steps on a track of eight cells with walls at both ends; the place depends on the steps' order."""
     builder = Builder(kit)
     while builder.size < length:
         builder.add("Walk\n", 0.0)

@@ -41,7 +41,9 @@ def train(texts: Iterable[str]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=[AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS + THINKING_TOKENS],
+        special_tokens=[
+            AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS + THINKING_TOKENS
+        ],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TextIO
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from training import tokenizer as bpe
 from training.data import load as load_data
-from training.model import Model, save
+from training.model import Model
+from training.release import CONFIG, save
 from training.tasks import TASKS, Kit, batch
 
 SEED = 20
@@ -51,17 +52,41 @@ STAGES = (
     Stage(
         0.22,
         512,
-        {"text": 0.30, "copying": 0.25, "lookup": 0.10, "recall": 0.15, "registers": 0.05, "walk": 0.05, "chat": 0.10},
+        {
+            "text": 0.30,
+            "copying": 0.25,
+            "lookup": 0.10,
+            "recall": 0.15,
+            "registers": 0.05,
+            "walk": 0.05,
+            "chat": 0.10,
+        },
     ),
     Stage(
         0.45,
         1024,
-        {"text": 0.40, "copying": 0.10, "lookup": 0.05, "recall": 0.15, "registers": 0.05, "walk": 0.05, "chat": 0.20},
+        {
+            "text": 0.40,
+            "copying": 0.10,
+            "lookup": 0.05,
+            "recall": 0.15,
+            "registers": 0.05,
+            "walk": 0.05,
+            "chat": 0.20,
+        },
     ),
     Stage(
         1.0,
         4096,
-        {"text": 0.42, "copying": 0.04, "lookup": 0.03, "recall": 0.17, "registers": 0.05, "walk": 0.04, "chat": 0.25},
+        {
+            "text": 0.42,
+            "copying": 0.04,
+            "lookup": 0.03,
+            "recall": 0.17,
+            "registers": 0.05,
+            "walk": 0.04,
+            "chat": 0.25,
+        },
     ),
 )
 EXTRA_TOKENS = 2  # a row holds the inputs, the next token and the one after it (for the MTP head)
@@ -79,20 +104,30 @@ class Batches(IterableDataset):
         stage = STAGES[self.stage]
         while True:
             made = batch(rng, stage.shares, self.rows, stage.length + EXTRA_TOKENS, self.kit)
-            yield torch.from_numpy(made.ids.astype(np.int32)), torch.from_numpy(made.weights), torch.from_numpy(made.tasks)
+            yield (
+                torch.from_numpy(made.ids.astype(np.int32)),
+                torch.from_numpy(made.weights),
+                torch.from_numpy(made.tasks),
+            )
 
 
 def token_losses(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy in nats for every token; hidden [B, T, H], head [V, H], labels [B, T]. Returns [B, T]."""
     logits = F.linear(hidden, head.to(hidden.dtype))
-    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view(
+        labels.shape
+    )
 
 
 def optimisers(model: Model) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for the rest."""
     matrices, others = [], []
     for name, p in model.named_parameters():
-        inner = p.dim() == 2 and "embed" not in name and not name.endswith(("in_proj_a.weight", "in_proj_b.weight"))
+        inner = (
+            p.dim() == 2
+            and "embed" not in name
+            and not name.endswith(("in_proj_a.weight", "in_proj_b.weight"))
+        )
         (matrices if inner else others).append(p)
     return [
         torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"),
@@ -105,13 +140,42 @@ def rate(progress: float) -> float:
     return max(0.0, min(1.0, progress / WARM_UP, (1.0 - progress) / (1.0 - FLAT_UNTIL)))
 
 
+class Place(NamedTuple):
+    """Where in the run a line of the curve stands; `rate` is the learning rate's share of its peak."""
+
+    seconds: float
+    step: int
+    tokens: int
+    length: int
+    rate: float
+
+
+class LossCurve:
+    """Writes loss.csv: the place, the mean loss of each task's rows in the batch, and the MTP head's."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file, self.writer = file, csv.writer(file)
+        self.writer.writerow([*Place._fields, *TASKS, "mtp"])
+
+    def add(self, place: Place, rows: Tensor, tasks: Tensor, drafts: Tensor) -> None:
+        """rows: [B], each row's loss; tasks: [B], its task. A task that the batch lacks is left empty."""
+        rows = rows.cpu()
+        losses = [rows[tasks == i].mean().item() if (tasks == i).any() else None for i in range(len(TASKS))]
+        shown = ["" if loss is None else f"{loss:.3f}" for loss in (*losses, drafts.item())]
+        self.writer.writerow([f"{place.seconds:.1f}", *place[1:4], f"{place.rate:.3f}", *shown])
+        if place.step % (10 * LOG_EVERY) == 0:
+            self.file.flush()
+            named = " ".join(f"{name} {x}" for name, x in zip((*TASKS, "mtp"), shown, strict=True) if x)
+            print(f"{place.seconds:6.1f} s, {place.tokens / 1e6:.1f}M tokens: {named}", flush=True)
+
+
 class Trainer:
     """The state of one run."""
 
     def __init__(self, kit: Kit, device: str, tokens_per_step: int, workers: int) -> None:
         self.kit, self.device, self.tokens, self.workers = kit, device, tokens_per_step, workers
         self.cuda = device.startswith("cuda")
-        self.model = Model(dtype=torch.bfloat16 if self.cuda else torch.float32)
+        self.model = Model(CONFIG, torch.bfloat16 if self.cuda else torch.float32)
         self.model.initialise(SEED)
         self.model.to(device)
         self.losses = token_losses
@@ -152,13 +216,11 @@ class Trainer:
         return (weighted.sum(1) / next_weights.sum(1).clamp_min(1.0)).detach(), draft_loss.detach()
 
     def run(self, seconds: float, steps: int, out: Path) -> None:
-        """Trains for `seconds`, or `steps` if that is not 0, and writes the model and the curve into `out`."""
+        """Trains for `seconds`, or `steps` if that is not 0; writes the model and the curve into `out`."""
         start = saved = time.monotonic()
         seen = number = 0
-        names = list(TASKS)
         with (out / "loss.csv").open("w", newline="") as file:
-            curve = csv.writer(file)
-            curve.writerow(["seconds", "step", "tokens", "length", "rate", *names, "mtp"])
+            curve = LossCurve(file)
             for index, stage in enumerate(STAGES):
                 batches = self.batches(index)
                 while True:
@@ -169,19 +231,14 @@ class Trainer:
                     item = next(batches)
                     rows, drafts = self.step(item, progress)
                     seen += item[0].shape[0] * stage.length
-                    if number % LOG_EVERY == 0 or steps:
-                        tasks = item[2]
-                        by_task = [rows[tasks == i].mean().item() if (tasks == i).any() else "" for i in range(len(names))]
-                        shown = [f"{x:.3f}" if x != "" else "" for x in (*by_task, drafts.item())]
-                        curve.writerow([f"{elapsed:.1f}", number, seen, stage.length, f"{rate(progress):.3f}", *shown])
-                        if number % (10 * LOG_EVERY) == 0 or steps:
-                            file.flush()
-                            print(f"{elapsed:6.1f} s step {number} {seen / 1e6:.1f}M", dict(zip(names, shown)), shown[-1], flush=True)
+                    if number % LOG_EVERY == 0:
+                        curve.add(
+                            Place(elapsed, number, seen, stage.length, rate(progress)), rows, item[2], drafts
+                        )
                     number += 1
                     if time.monotonic() - saved > SAVE_EVERY_SECONDS:
                         saved = time.monotonic()
                         save(self.model, out)
-                del batches
         save(self.model, out)
         print(f"{number} steps, {seen / 1e6:.1f}M tokens in {time.monotonic() - start:.0f} s", flush=True)
 
