@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -37,6 +38,8 @@ RESET_EVERY = (32, 128, 512)
 ABLATIONS = ("whole", "slot zeroed", "KV zeroed")
 TASK_LENGTHS = (64, 256, 1024)
 ROW_LENGTH = 1024
+
+MakeCase = Callable[[Generator, int, Kit], Case]
 
 
 class Score(NamedTuple):
@@ -153,16 +156,30 @@ def chat_accuracy(model: Model, kit: Kit, rng: Generator, device: str, number: i
     return result
 
 
-def ablations(model: Model, kit: Kit, rng: Generator, device: str, number: int) -> dict:
-    """Recall, registers and walk, whole and with each kind of memory zeroed before the question."""
-    report: dict = {"recall": {}, "registers": {}, "walk": {}}
+def recall(model: Model, kit: Kit, rng: Generator, device: str, number: int) -> dict:
+    """Share of planted codes and names that are answered, by length of the context."""
+    report = {}
     for length in RECALL_LENGTHS:
         cases = [recall_case(rng, length, kit) for _ in range(number)]
-        report["recall"][length] = {how: score.cases for how, score in scores(model, cases, device).items()}
-    for name, make in (("registers", registers_case), ("walk", walk_case)):
-        for length in TASK_LENGTHS:
-            cases = [make(rng, length, kit) for _ in range(number)]
-            report[name][length] = {how: score.tokens for how, score in scores(model, cases, device).items()}
+        report[length] = {how: score.cases for how, score in scores(model, cases, device).items()}
+    return report
+
+
+def registers(model: Model, kit: Kit, rng: Generator, device: str, number: int) -> dict:
+    """Share of registers that are read right, by tokens of setting them; a guess is right in a tenth."""
+    return _by_token(registers_case, model, kit, rng, device, number)
+
+
+def walk(model: Model, kit: Kit, rng: Generator, device: str, number: int) -> dict:
+    """Share of places that are right, by tokens of walking; a guess is right in an eighth."""
+    return _by_token(walk_case, model, kit, rng, device, number)
+
+
+def _by_token(make: MakeCase, model: Model, kit: Kit, rng: Generator, device: str, number: int) -> dict:
+    report = {}
+    for length in TASK_LENGTHS:
+        cases = [make(rng, length, kit) for _ in range(number)]
+        report[length] = {how: score.tokens for how, score in scores(model, cases, device).items()}
     return report
 
 
@@ -194,7 +211,9 @@ def _held_out_rows(kit: Kit, rng: Generator, device: str, number: int) -> Tensor
 
 
 PARTS = {
-    "ablations": ablations,
+    "recall": recall,
+    "registers": registers,
+    "walk": walk,
     "nats a token": states_share,
     "MTP acceptance": acceptance,
     "chat": chat_accuracy,

@@ -88,5 +88,5 @@ def walk_case(rng: Generator, length: int, kit: Kit) -> Case:
         step = 1 if rng.random() < 0.5 else -1
         place = min(WALK_CELLS - 1, max(0, place + step))
         parts.append(("up\n" if step > 0 else "down\n", False))
-    parts += [("at", False), (f" {place}", True), ("\n", False)]
+    parts += [("at ", False), (f"{place}", True), ("\n", False)]
     return Case(_context(kit, "Walk\n", lines), [tail_of(kit, parts)])
