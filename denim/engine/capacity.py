@@ -92,8 +92,8 @@ def requests_that_fit(layout: ArenaLayout, num_slabs: int, tokens: int) -> int:
     return low
 
 
-def describe(layout: ArenaLayout, capacity: Capacity) -> str:
-    """The start-up line: the arena, what one request costs, how many of which length fit."""
+def describe(spec: ModelSpec, layout: ArenaLayout, capacity: Capacity) -> str:
+    """The start-up line: dtypes, the arena, what one request costs, how many of which length fit."""
     arena = size_text(capacity.num_slabs * layout.slab_bytes)
     cost = []
     if layout.has(SLOT):
@@ -103,10 +103,20 @@ def describe(layout: ArenaLayout, capacity: Capacity) -> str:
     lengths = sorted({min(n, capacity.max_model_len) for n in (512, 4096, capacity.max_model_len)})
     fits = ", ".join(f"{requests_that_fit(layout, capacity.num_slabs, n)} of {n:,} tokens" for n in lengths)
     return (
+        f"{_dtypes(spec, layout)}; "
         f"arena {arena} ({capacity.num_slabs} slabs of {size_text(layout.slab_bytes)}); a request costs"
         f" {' + '.join(cost)}; fits {fits}; at most {capacity.max_num_seqs} run at once;"
         " prefixes are not reused between requests"
     )
+
+
+def _dtypes(spec: ModelSpec, layout: ArenaLayout) -> str:
+    kv = {place.dtype for place in layout.page_tensors}
+    weights = f"{spec.dtype} weights and KV" if kv == {spec.dtype} else f"{spec.dtype} weights"
+    parts = [weights, *(f"{dtype} KV" for dtype in kv - {spec.dtype})]
+    if layout.has(SLOT):
+        parts.append(f"{spec.state_dtype} states")
+    return ", ".join(parts)
 
 
 def _share_of_device(

@@ -79,7 +79,7 @@ class EngineCore:
         self.tokens = 0
         self._ids = count()
         self._request_of: dict[int, str] = {}
-        log.info("%s on %s: %s", self.loaded.name, device, describe(self.layout, capacity))
+        log.info("%s on %s: %s", self.loaded.name, device, describe(spec, self.layout, capacity))
 
     # Requests
 
