@@ -17,6 +17,11 @@ from denim.layers.rotary import rotate
 from denim.spec.model import FullAttention
 
 
+# Queries of one attention call. Keys end with the block, so that a CPU skips most of what is masked (128
+# rows: a third less time for 512 fresh tokens, measured); on a GPU it only bounds the mask's memory.
+QUERY_BLOCK = {"cpu": 128, "cuda": 8192}
+
+
 class Attention(nn.Module):
     """Gated grouped-query attention with QK-norm and partial RoPE.
 
@@ -94,16 +99,25 @@ def attend(q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
             query = q[begin].reshape(k.shape[0], -1, q.shape[-1])
             out[begin] = F.scaled_dot_product_attention(query[None], k[None], v[None]).reshape(q.shape[1:])
             continue
-        query = q[begin:end].transpose(0, 1)
-        causal = length == end - begin
-        mask = None
-        if not causal:
-            mask = torch.ones(end - begin, length, dtype=torch.bool, device=q.device)
-            mask = mask.tril(length - (end - begin))
-        out[begin:end] = F.scaled_dot_product_attention(
-            query[None], k[None], v[None], attn_mask=mask, is_causal=causal, enable_gqa=True
-        )[0].transpose(0, 1)
+        block = QUERY_BLOCK[q.device.type]
+        for at in range(begin, end, block):
+            stop = min(at + block, end)
+            seen = length - (end - stop)
+            out[at:stop] = _segment(q[at:stop], k[:, :seen], v[:, :seen])
     return out
+
+
+def _segment(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of consecutive queries, the last of which sees all keys.
+
+    q: [n, heads, head_dim]; k, v: [kv_heads, seen, head_dim]. Returns [n, heads, head_dim].
+    """
+    n, seen = len(q), k.shape[1]
+    fresh = n == seen
+    mask = None if fresh else torch.ones(n, seen, dtype=torch.bool, device=q.device).tril(seen - n)
+    return F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], k[None], v[None], attn_mask=mask, is_causal=fresh, enable_gqa=True
+    )[0].transpose(0, 1)
 
 
 def _decode_rows(q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:

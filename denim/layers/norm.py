@@ -50,4 +50,4 @@ class GatedRMSNorm(RMSNorm):
         super().__init__(dim, eps, zero_centred=False, dtype=dtype, device=device)
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        return self.normed(x).mul_(F.silu(gate.float())).to(gate.dtype)
+        return self.normed(x).mul_(F.silu(gate.float(), inplace=gate.dtype != torch.float32)).to(gate.dtype)
