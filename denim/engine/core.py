@@ -46,6 +46,7 @@ class InFlight:
     """One request: its output so far, and its completions by the scheduler's id."""
 
     output: RequestOutput
+    metrics: RequestMetrics
     completions: dict[int, Completion] = field(default_factory=dict)
 
 
@@ -105,8 +106,9 @@ class EngineCore:
         limit = self.scheduler.config.max_model_len - len(tokens)
         max_tokens = limit if params.max_tokens is None else min(params.max_tokens, limit)
 
-        output = RequestOutput(request_id, text, tokens, [], metrics=RequestMetrics(time.monotonic()))
-        in_flight = InFlight(output)
+        metrics = RequestMetrics(time.monotonic())
+        output = RequestOutput(request_id, text, tokens, [], metrics=metrics)
+        in_flight = InFlight(output, metrics)
         family = Family() if resolved.n > 1 else None
         added: list[int] = []
         try:
@@ -163,7 +165,7 @@ class EngineCore:
             return []
         now = time.monotonic()
         for span in plan.spans:
-            metrics = self._metrics(span.request_id)
+            metrics = self.requests[self._request_of[span.request_id]].metrics
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = now
         try:
@@ -188,9 +190,8 @@ class EngineCore:
         for id_, token in result.tokens.items():
             request_id = self._request_of[id_]
             in_flight = self.requests[request_id]
-            metrics = in_flight.output.metrics
-            if metrics is not None and metrics.first_token_time is None:
-                metrics.first_token_time = now
+            if in_flight.metrics.first_token_time is None:
+                in_flight.metrics.first_token_time = now
             delta = in_flight.completions[id_].accept(token, result.logprobs.get(id_))
             deltas.append(delta)
             if delta.finish_reason is not None:
@@ -238,11 +239,6 @@ class EngineCore:
             self.layout.request_bytes(tokens), rates
         )
 
-    def _metrics(self, id_: int) -> RequestMetrics:
-        metrics = self.requests[self._request_of[id_]].output.metrics
-        assert metrics is not None
-        return metrics
-
     def _note_prompt_logprobs(self, id_: int, reports: list[TokenLogprobs]) -> None:
         output = self.requests[self._request_of[id_]].output
         assert output.prompt_logprobs is not None
@@ -269,8 +265,7 @@ class EngineCore:
         in_flight = self.requests[request_id]
         if all(completion.output.finished for completion in in_flight.completions.values()):
             in_flight.output.finished = True
-            if in_flight.output.metrics is not None:
-                in_flight.output.metrics.finished_time = time.monotonic()
+            in_flight.metrics.finished_time = time.monotonic()
             del self.requests[request_id]
 
 

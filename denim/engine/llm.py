@@ -18,6 +18,32 @@ from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
 
 
+class DeltaStream(Iterator[StreamDelta]):
+    """The deltas of one request. Closing the stream, or letting go of it, aborts the request."""
+
+    def __init__(self, llm: LLM, request_id: str) -> None:
+        self._llm = llm
+        self._request_id = request_id
+        self._pending = llm._streams[request_id] = deque()
+
+    def __next__(self) -> StreamDelta:
+        while not self._pending:
+            if self._request_id not in self._llm.core.requests:
+                self.close()
+                raise StopIteration
+            self._llm._step()
+        return self._pending.popleft()
+
+    def close(self) -> None:
+        """End the request if it still runs; there are no more deltas."""
+        self._pending.clear()
+        self._llm._streams.pop(self._request_id, None)
+        self._llm.core.abort(self._request_id)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class LLM:
     """A model and its memory. Options: see `EngineOptions`.
 
@@ -63,22 +89,12 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
-    ) -> Iterator[StreamDelta]:
-        """One request, piece by piece; closing the iterator aborts it. Other requests go on meanwhile."""
-        request_id = self.core.add(prompt, params, priority=priority)
-        return self._deltas(request_id)
+    ) -> DeltaStream:
+        """One request, piece by piece. Other requests go on meanwhile.
 
-    def _deltas(self, request_id: str) -> Iterator[StreamDelta]:
-        pending = self._streams[request_id] = deque()
-        try:
-            while pending or request_id in self.core.requests:
-                if pending:
-                    yield pending.popleft()
-                else:
-                    self._step()
-        finally:
-            del self._streams[request_id]
-            self.core.abort(request_id)
+        Raises RequestError at once when it cannot be served.
+        """
+        return DeltaStream(self, self.core.add(prompt, params, priority=priority))
 
     def _step(self) -> None:
         for delta in self.core.step():
@@ -94,7 +110,7 @@ class LLM:
         """Answer one conversation, or several. `template_options` go to the chat template
         (`enable_thinking=False`, `tools=…`)."""
         several = bool(messages) and isinstance(messages[0], (list, tuple))
-        conversations = messages if several else [messages]
+        conversations: Sequence[Any] = messages if several else [messages]
         return self.generate([self.render(one, **template_options) for one in conversations], params)
 
     def render(self, messages: Sequence[Message], **template_options: Any) -> list[int]:

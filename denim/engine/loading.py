@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from denim.engine.options import EngineOptions
 from denim.engine.tokenizer import Tokenizer, load_tokenizer
 from denim.errors import ConfigError
+from denim.models.registry import Model
 from denim.models.weights import load_model
+from denim.spec.config_file import embedded_model
 from denim.spec.generation import GenerationDefaults, read_generation_defaults
 from denim.spec.model import ModelSpec
 from denim.spec.reader import read_spec
@@ -35,15 +35,10 @@ class LoadedModel(NamedTuple):
 
     name: str
     spec: ModelSpec
-    model: nn.Module
+    model: Model
     tokenizer: Tokenizer | None
     defaults: GenerationDefaults
     device: torch.device
-
-
-def embedded_model() -> Path:
-    """The folder of denim-tiny inside the package."""
-    return Path(str(files("denim"))) / "weights" / "denim-tiny"
 
 
 def choose_device(name: str) -> torch.device:

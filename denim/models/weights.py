@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from denim.errors import ConfigError
-from denim.models.registry import family_of
+from denim.models.registry import Model, family_of
 from denim.spec.model import ModelSpec
 
 log = logging.getLogger("denim")
@@ -42,7 +42,7 @@ def load_model(
     device: torch.device | str,
     chunk_size: int,
     progress: Progress = lambda items, title: items,
-) -> nn.Module:
+) -> Model:
     """The model of `spec` with the weights in `folder`, ready to run.
 
     `progress(items, title)` wraps the loop over tensors. Raises ConfigError that names the file or
@@ -220,9 +220,7 @@ class _Files:
         return self._open[file].get_tensor(name)
 
 
-def random_weights(
-    spec: ModelSpec, *, device: torch.device | str, chunk_size: int, seed: int = 0
-) -> nn.Module:
+def random_weights(spec: ModelSpec, *, device: torch.device | str, chunk_size: int, seed: int = 0) -> Model:
     """The model of `spec` with random weights, for measurements: no checkpoint is needed for its speed.
 
     Scales keep activations finite through any depth: 0.02 for matrices, small decays in linear layers.

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from denim.layers.batch import StepBatch
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT
 from denim.memory.storage import Storage
 from denim.memory.swap import SwapSpace
+from denim.models.registry import Model
 from denim.runner.logprobs import TokenLogprobs, prompt_logprobs
 from denim.runner.plan import Span, StepPlan, Swap
 from denim.runner.sampler import Sampler
@@ -45,7 +46,7 @@ class StepOutput:
 class Runner:
     """Runs step plans of one model over one arena."""
 
-    def __init__(self, model: nn.Module, arena: Arena, storage: Storage, swap: SwapSpace):
+    def __init__(self, model: Model, arena: Arena, storage: Storage, swap: SwapSpace):
         self.model = model
         self.arena = arena
         self.storage = storage
@@ -140,15 +141,18 @@ class Runner:
             output.prompt_logprobs[span.request_id] = reports
 
     def _sample(self, spans: Sequence[Span], batch: StepBatch, hidden: Tensor, output: StepOutput) -> None:
-        rows = [row for row, span in enumerate(spans) if span.sampling is not None]
-        if not rows:
+        drawn = [
+            (row, span.request_id, state)
+            for row, span in enumerate(spans)
+            if (state := span.sampling) is not None
+        ]
+        if not drawn:
             return
-        last = [batch.cu_seqlens[row + 1] - 1 for row in rows]
+        last = [batch.cu_seqlens[row + 1] - 1 for row, _, _ in drawn]
         picked = hidden if len(last) == len(hidden) else hidden[torch.tensor(last, device=self.device)]
-        result = self.sampler.sample(self.model.logits(picked), [spans[row].sampling for row in rows])
+        result = self.sampler.sample(self.model.logits(picked), [state for _, _, state in drawn])
         bad = set(result.bad_rows)
-        for place, row in enumerate(rows):
-            request_id = spans[row].request_id
+        for place, (_, request_id, _) in enumerate(drawn):
             if place in bad:
                 output.failed.append(request_id)
                 continue

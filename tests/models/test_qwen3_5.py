@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_logits_equal_the_oracle(tmp_path: Path, moe: bool, changes: dict) -> No
     expected = full_logits(model, tokens)
     for cuts in ([0, 150], [0, 67, 71, 150], [0, 100, *range(101, 151)]):
         parts = []
-        for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+        for begin, end in pairwise(cuts):
             parts.append(bench.run(tokens, begin, end, slot_in=2 if begin else -1, slot_out=2))
         assert (torch.cat(parts) - expected).abs().max() < TOLERANCE
 
@@ -58,7 +59,7 @@ def test_any_split_of_a_sequence(tmp_path: Path) -> None:
         cuts = [*range(0, 300, piece), 300]
         parts = [
             bench.run(tokens, begin, end, slot_in=2 if begin else -1, slot_out=2)
-            for begin, end in zip(cuts[:-1], cuts[1:], strict=True)
+            for begin, end in pairwise(cuts)
         ]
         assert (torch.cat(parts) - expected).abs().max() < TOLERANCE, piece
 

@@ -1,4 +1,4 @@
-"""Loading: every way in which a folder of weights can be wrong is named (cases LD-03, LD-07, LD-09 to LD-12)."""
+"""Loading: every way in which a folder of weights can be wrong is named (LD-03, LD-07, LD-09 to LD-12)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_truncated_shard_is_named(tmp_path: Path, keep: int) -> None:
 
 @pytest.mark.parametrize("assigned", [1, 2])
 def test_the_index_decides_between_two_shards(tmp_path: Path, assigned: int) -> None:
-    """LD-10: a stale tensor of the same name in another shard never wins, in whatever order files are read."""
+    """LD-10: a stale tensor of the same name in another shard never wins, whatever the order of files."""
     checkpoint(tmp_path)
     weight_map = shard(tmp_path, parts=2)
     name = "model.embed_tokens.weight"
