@@ -52,7 +52,7 @@ Temperature = Annotated[
 TopP = Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this total probability.")]
 TopK = Annotated[int | None, typer.Option(help="Draw from so many likeliest tokens; 0: all.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed draws the same answer.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what the engine does.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No start-up line; warnings only.")]
 
 
 @app.command()
@@ -102,7 +102,7 @@ def generate(
     state_dtype: StateDtype = "auto",
     memory: Memory = None,
     as_json: AsJson = False,
-    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Complete a prompt; the text streams to stdout."""
     from denim.commands.engine import open_engine
@@ -112,7 +112,7 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
     )
     text = read_prompt(prompt)
-    llm = open_engine(model, device, dtype, state_dtype, memory, verbose)
+    llm = open_engine(model, device, dtype, state_dtype, memory, quiet)
     if as_json:
         print_completion(llm, text, params)
     elif not stream_completion(llm, text, params):
@@ -133,7 +133,7 @@ def chat(
     dtype: Dtype = "auto",
     state_dtype: StateDtype = "auto",
     memory: Memory = None,
-    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Talk with a model."""
     from denim.commands.chat import Chat, run_chat
@@ -142,7 +142,7 @@ def chat(
     params = denim.SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
     )
-    llm = open_engine(model, device, dtype, state_dtype, memory, verbose)
+    llm = open_engine(model, device, dtype, state_dtype, memory, quiet)
     run_chat(Chat(llm, params, system, think))
 
 

@@ -1,6 +1,6 @@
 """The engine behind `denim generate` and `denim chat`.
 
-Owns the step from command-line text to engine options, logging for people, and Ctrl-C: the first one ends
+Owns the step from command-line text to engine options, how much is logged, and Ctrl-C: the first one ends
 the answer at its next token, the second one ends the command.
 """
 
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 
 def open_engine(
-    model: Path | None, device: str, dtype: str, state_dtype: str, memory: str | None, verbose: bool
+    model: Path | None, device: str, dtype: str, state_dtype: str, memory: str | None, quiet: bool
 ) -> LLM:
     """Load a model folder (None: the embedded model). Raises ConfigError or CapacityError."""
-    logging.basicConfig(format="denim: %(message)s")
-    logging.getLogger("denim").setLevel(logging.INFO if verbose else logging.WARNING)
+    logging.getLogger("denim").setLevel(logging.WARNING if quiet else logging.INFO)
     from denim.engine import LLM
 
     return LLM(

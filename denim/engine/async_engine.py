@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from denim.engine.core import EngineCore, Prompt
+from denim.engine.log import show_log
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
 from denim.errors import DenimError
@@ -47,6 +48,7 @@ class AsyncEngine:
     """
 
     def __init__(self, model: Any = None, **options: Any) -> None:
+        show_log()
         self._core = EngineCore(EngineOptions.of(model=model, **options))
         self._clients: dict[str, _Client] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -92,7 +94,7 @@ class AsyncEngine:
                 yield item
         finally:
             if not self._closing:
-                self._inbox.put(lambda: self._abort(id_))
+                self._inbox.put(lambda: self._leave_early(id_, client))
 
     async def abort(self, request_id: str) -> None:
         """End a request at once; its iteration gets a last delta with finish_reason "abort"."""
@@ -136,16 +138,17 @@ class AsyncEngine:
             self._closing = True
             self._leave(EngineClosedError(f"the engine died: {error!r}; start a new one"))
         else:
+            self._leave(EngineClosedError("the engine was closed"))
             for id_ in list(self._core.requests):
                 self._core.abort(id_)
-            self._leave(EngineClosedError("the engine was closed"))
 
     def _leave(self, error: EngineClosedError) -> None:
+        """Answer everybody: first what was sent before the end, then all that wait, those included."""
+        while not self._inbox.empty():
+            self._inbox.get()()
         for client in self._clients.values():
             client.give(error)
         self._clients.clear()
-        while not self._inbox.empty():
-            self._inbox.get()()
 
     def _deliver(self, delta: StreamDelta) -> None:
         client = self._clients.get(delta.request_id)
@@ -155,6 +158,11 @@ class AsyncEngine:
         if delta.request_id not in self._core.requests:
             del self._clients[delta.request_id]
             client.give(None)
+
+    def _leave_early(self, request_id: str, client: _Client) -> None:
+        """Abort the request unless it is over: then its id may be another client's by now."""
+        if self._clients.get(request_id) is client:
+            self._abort(request_id)
 
     def _abort(self, request_id: str) -> None:
         for delta in self._core.abort(request_id):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from denim.engine.core import EngineCore, Prompt
+from denim.engine.log import show_log
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import RequestOutput, StreamDelta
 from denim.engine.tokenizer import Message, Tokenizer, need_tokenizer
@@ -51,6 +52,7 @@ class LLM:
     """
 
     def __init__(self, model: Any = None, **options: Any) -> None:
+        show_log()
         self.core = EngineCore(EngineOptions.of(model=model, **options))
         self._streams: dict[str, deque[StreamDelta]] = {}  # deltas that an open stream has not given out yet
 
