@@ -1,0 +1,276 @@
+"""The online interface: many clients, and clients that leave at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from denim import AsyncEngine, RequestError, SamplingParams
+from denim.engine.async_engine import EngineClosedError
+from denim.engine.outputs import StreamDelta
+from tests.exactness.harness import Judge, tokens_of
+from tests.tiny import VOCAB
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+ENDLESS = SamplingParams(temperature=0, max_tokens=200)
+
+Scene = Callable[[AsyncEngine], Coroutine[Any, Any, Any]]
+
+
+def play(folder: Path, scene: Scene, **options: Any) -> Any:
+    """Run a scene with an engine that must be idle and sound at its end."""
+
+    async def run() -> Any:
+        given = {"memory": "1MiB", "max_model_len": 256, "debug": True, **options}
+        async with AsyncEngine(folder, **given) as engine:
+            result = await scene(engine)
+            await idle(engine)
+            await engine.check()
+        return result
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
+
+
+async def idle(engine: AsyncEngine) -> None:
+    """Wait, at most a second (AB-03), until nothing runs and nothing is held."""
+    for _ in range(100):
+        stats = await engine.stats()
+        held = [stats[kind]["used"] for kind in ("slabs", "pages", "slots")]
+        if not any([*held, stats["running"], stats["waiting"], stats["swapped"]]):
+            break
+        await asyncio.sleep(0.01)
+    else:
+        raise AssertionError(f"still busy: {stats}")
+    assert not engine._clients
+
+
+async def tokens(deltas: AsyncIterator[StreamDelta]) -> list[int]:
+    return [token async for delta in deltas for token in delta.token_ids]
+
+
+def test_many_clients(mute: tuple[Path, Judge]) -> None:
+    folder, judge = mute
+    prompts = [tokens_of(1 + 5 * i, i, VOCAB) for i in range(12)]
+
+    async def scene(engine: AsyncEngine) -> list[list[int]]:
+        return await asyncio.gather(*(tokens(engine.generate(prompt, GREEDY)) for prompt in prompts))
+
+    for prompt, output in zip(prompts, play(folder, scene), strict=True):
+        assert len(output) == 12
+        judge.greedy(prompt, output)
+
+
+def test_every_completion_ends(mute: tuple[Path, Judge]) -> None:
+    """AP-03: n streams in one."""
+
+    async def scene(engine: AsyncEngine) -> list[StreamDelta]:
+        params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=9)
+        return [delta async for delta in engine.generate(tokens_of(20, 0, VOCAB), params)]
+
+    deltas = play(mute[0], scene)
+    assert sorted(d.index for d in deltas if d.finish_reason == "length") == [0, 1, 2]
+    assert [sum(d.index == i for d in deltas) for i in range(3)] == [9, 9, 9]
+
+
+@pytest.mark.parametrize("taken", [1, 3, 10])
+def test_break(mute: tuple[Path, Judge], taken: int) -> None:
+    """AB-03: twenty clients leave after some tokens; no step runs for them afterwards."""
+
+    async def scene(engine: AsyncEngine) -> int:
+        async def leave() -> None:
+            stream = engine.generate(tokens_of(9, 0, VOCAB), ENDLESS)
+            async for number, _ in counted(stream):
+                if number == taken:
+                    break
+            await stream.aclose()
+
+        await asyncio.gather(*(leave() for _ in range(20)))
+        await idle(engine)
+        steps = (await engine.stats())["steps"]
+        await asyncio.sleep(0.05)
+        return (await engine.stats())["steps"] - steps
+
+    assert play(mute[0], scene) == 0
+
+
+async def counted(stream: AsyncIterator[StreamDelta]) -> AsyncIterator[tuple[int, StreamDelta]]:
+    number = 0
+    async for delta in stream:
+        number += 1
+        yield number, delta
+
+
+@pytest.mark.parametrize("delay", [None, 0, 0.001, 0.02, 0.1])
+def test_cancellation(mute: tuple[Path, Judge], delay: float | None) -> None:
+    """Before the task has run, before the request has begun, in its prompt, in mid-stream."""
+    folder, judge = mute
+    prompt = tokens_of(30, 1, VOCAB)
+
+    async def scene(engine: AsyncEngine) -> list[int]:
+        tasks = [
+            asyncio.create_task(tokens(engine.generate(tokens_of(90, i, VOCAB), ENDLESS))) for i in range(9)
+        ]
+        beside = asyncio.create_task(tokens(engine.generate(prompt, GREEDY)))
+        if delay is not None:
+            await asyncio.sleep(delay)
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+        return await beside
+
+    judge.greedy(prompt, play(folder, scene, max_num_batched_tokens=32))
+
+
+def test_abort_by_id(mute: tuple[Path, Judge]) -> None:
+    """AB-06, AB-07: waiting or running; the iteration ends with a last delta. Slots come back."""
+
+    async def scene(engine: AsyncEngine) -> list[list[StreamDelta]]:
+        async def collect(name: str) -> list[StreamDelta]:
+            return [d async for d in engine.generate(tokens_of(20, 0, VOCAB), ENDLESS, name)]
+
+        names = [f"r{i}" for i in range(12)]
+        tasks = [asyncio.create_task(collect(name)) for name in names]
+        while not (await engine.stats())["tokens"]:
+            await asyncio.sleep(0)
+        for name in names:
+            await engine.abort(name)
+        await engine.abort("nobody")
+        return await asyncio.gather(*tasks)
+
+    for deltas in play(mute[0], scene, max_num_seqs=3):
+        assert deltas[-1].finish_reason == "abort"
+        assert all(delta.finish_reason is None for delta in deltas[:-1])
+
+
+def test_an_id_may_be_used_again_at_once(mute: tuple[Path, Judge]) -> None:
+    """The first client's leaving does not end the second one's request."""
+    prompt = tokens_of(5, 0, VOCAB)
+
+    async def scene(engine: AsyncEngine) -> list[int]:
+        first = engine.generate(prompt, SamplingParams(temperature=0, max_tokens=1), "mine")
+        await anext(first)
+        while (await engine.stats())["running"]:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(tokens(engine.generate(prompt, ENDLESS, "mine")))
+        while not (await engine.stats())["running"]:
+            await asyncio.sleep(0)
+        await first.aclose()
+        return await second
+
+    assert len(play(mute[0], scene)) == 200
+
+
+def test_bad_requests(mute: tuple[Path, Judge]) -> None:
+    """Each gets its error before anything is streamed; others and later ones are served."""
+    folder, judge = mute
+    prompt = tokens_of(8, 0, VOCAB)
+
+    async def scene(engine: AsyncEngine) -> list[int]:
+        beside = asyncio.create_task(tokens(engine.generate(prompt, GREEDY, "beside")))
+        while not (await engine.stats())["running"]:
+            await asyncio.sleep(0)
+        for bad, message in (([], "empty"), ([VOCAB], "vocabulary"), ([1] * 300, "256"), ("x", "tokenizer")):
+            with pytest.raises(RequestError, match=message):
+                await tokens(engine.generate(bad, GREEDY))
+        return await beside
+
+    judge.greedy(prompt, play(folder, scene))
+
+
+def test_an_id_in_use_is_refused(mute: tuple[Path, Judge]) -> None:
+    async def scene(engine: AsyncEngine) -> None:
+        first = engine.generate([1, 2], ENDLESS, "mine")
+        await anext(first)
+        with pytest.raises(RequestError, match="'mine' is in use"):
+            await tokens(engine.generate([1, 2], GREEDY, "mine"))
+        assert len(await tokens(first)) == 199
+
+    play(mute[0], scene)
+
+
+def test_a_failing_step(mute: tuple[Path, Judge]) -> None:
+    """Its requests end with an error; the engine serves the next."""
+    folder, judge = mute
+    prompt = tokens_of(8, 0, VOCAB)
+
+    async def scene(engine: AsyncEngine) -> tuple[list[StreamDelta], list[int]]:
+        model = engine._core.runner.model
+        forward = model.forward
+
+        def fail(*args: Any) -> Any:
+            model.forward = forward
+            raise RuntimeError("a kernel failed")
+
+        model.forward = fail
+        failed = [delta async for delta in engine.generate(prompt, GREEDY)]
+        return failed, await tokens(engine.generate(prompt, GREEDY))
+
+    failed, served = play(folder, scene)
+    assert [delta.finish_reason for delta in failed] == ["error"]
+    judge.greedy(prompt, served)
+
+
+def test_closing_ends_what_runs(mute: tuple[Path, Judge]) -> None:
+    async def run() -> None:
+        engine = AsyncEngine(mute[0], memory="1MiB", max_model_len=256, debug=True)
+        task = asyncio.create_task(tokens(engine.generate([1, 2, 3], ENDLESS)))
+        while not (await engine.stats())["running"]:
+            await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(EngineClosedError, match="closed"):
+            await task
+        with pytest.raises(EngineClosedError, match="closed"):
+            await tokens(engine.generate([1], GREEDY))
+        with pytest.raises(EngineClosedError):
+            await engine.stats()
+        assert not engine._thread.is_alive()
+        assert engine._core.stats()["slots"]["used"] == 0
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_closing_while_a_request_comes(mute: tuple[Path, Judge]) -> None:
+    """A request that was sent and not yet begun gets an error too, and does not wait for ever."""
+
+    async def run() -> None:
+        engine = AsyncEngine(mute[0], memory="1MiB", max_model_len=256)
+        held = asyncio.create_task(tokens(engine.generate([1, 2, 3], ENDLESS)))
+        while not (await engine.stats())["running"]:
+            await asyncio.sleep(0)
+        late = [asyncio.create_task(tokens(engine.generate([1, 2, 3], ENDLESS))) for _ in range(5)]
+        await asyncio.sleep(0)
+        await engine.close()
+        for task in (held, *late):
+            with pytest.raises(EngineClosedError):
+                await asyncio.wait_for(task, 5)
+        assert not engine._core.requests
+
+    for _ in range(10):
+        asyncio.run(run())
+
+
+def test_clients_of_two_event_loops(mute: tuple[Path, Judge]) -> None:
+    """An engine outlives a client's event loop, even one that ended in mid-stream."""
+    folder, judge = mute
+    prompt = tokens_of(8, 0, VOCAB)
+    engine = AsyncEngine(folder, memory="1MiB", max_model_len=256, debug=True)
+
+    async def abandon() -> None:
+        asyncio.create_task(tokens(engine.generate(prompt, ENDLESS)))  # noqa: RUF006
+        while not (await engine.stats())["running"]:
+            await asyncio.sleep(0)
+
+    async def again() -> list[int]:
+        served = await tokens(engine.generate(prompt, GREEDY))
+        await idle(engine)
+        await engine.close()
+        return served
+
+    asyncio.run(abandon())
+    judge.greedy(prompt, asyncio.run(again()))
