@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -236,23 +237,34 @@ def test_closing_ends_what_runs(mute: tuple[Path, Judge]) -> None:
 
 
 def test_closing_while_a_request_comes(mute: tuple[Path, Judge]) -> None:
-    """A request that was sent and not yet begun gets an error too, and does not wait for ever."""
+    """A request sent during the last step gets an error too, and does not wait for ever."""
 
     async def run() -> None:
         engine = AsyncEngine(mute[0], memory="1MiB", max_model_len=256)
+        step = engine._core.step
+        stepping, go_on = threading.Event(), threading.Event()
+
+        def slow_step() -> list[StreamDelta]:
+            stepping.set()
+            go_on.wait()
+            return step()
+
+        engine._core.step = slow_step
         held = asyncio.create_task(tokens(engine.generate([1, 2, 3], ENDLESS)))
-        while not (await engine.stats())["running"]:
-            await asyncio.sleep(0)
-        late = [asyncio.create_task(tokens(engine.generate([1, 2, 3], ENDLESS))) for _ in range(5)]
+        while not stepping.is_set():
+            await asyncio.sleep(0.001)
+        late = asyncio.create_task(tokens(engine.generate([1, 2, 3], ENDLESS)))
         await asyncio.sleep(0)
-        await engine.close()
-        for task in (held, *late):
+        closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0)
+        go_on.set()
+        await closing
+        for task in (held, late):
             with pytest.raises(EngineClosedError):
                 await asyncio.wait_for(task, 5)
         assert not engine._core.requests
 
-    for _ in range(10):
-        asyncio.run(run())
+    asyncio.run(run())
 
 
 def test_clients_of_two_event_loops(mute: tuple[Path, Judge]) -> None:
