@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from denim.engine.core import EngineCore
+from denim.engine.loading import load
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import CompletionOutput, Logprob, RequestOutput
+from denim.memory.layout import ArenaLayout
 from denim.sampling_params import SamplingParams
 
 FP32_TIE = 1e-4  # of the spread of the logits; design, section 9
@@ -172,11 +174,10 @@ def run(folder: Path, cases: Sequence[Case], way: Way = COLD) -> Run:
 def make_core(folder: Path, cases: Sequence[Case], way: Way) -> EngineCore:
     longest = max(len(case.prompt) + (case.params.max_tokens or 0) for case in cases)
     options = {"max_model_len": longest, "max_num_seqs": 64, "debug": True, "device": "cpu", **way.options}
-    probe = EngineCore(EngineOptions.of(model=folder, **options, memory="64MiB"))
-    slabs = 64 if way.slabs is None else max(way.slabs, probe.layout.slabs_for(probe.layout.need(longest)))
-    core = EngineCore(
-        EngineOptions.of(model=folder, **options, memory=slabs * probe.layout.slab_bytes), probe.loaded
-    )
+    loaded = load(EngineOptions.of(model=folder, **options))
+    layout = ArenaLayout.of(loaded.spec, options.get("page_size", EngineOptions.page_size))
+    slabs = 64 if way.slabs is None else max(way.slabs, layout.slabs_for(layout.need(longest)))
+    core = EngineCore(EngineOptions.of(model=folder, **options, memory=slabs * layout.slab_bytes), loaded)
     if way.swap:
         core.scheduler._recompute_cheaper = lambda tokens: False
     return core
