@@ -11,7 +11,7 @@ has ended is always the last of those still running.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -19,21 +19,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def offsets_of(cu_seqlens: Sequence[int] | Tensor, tokens: int) -> list[int]:
-    """cu_seqlens as a list on the host. ValueError if it does not rise from 0 to `tokens`."""
-    offsets = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else list(cu_seqlens)
-    if not offsets or offsets[0] != 0 or offsets[-1] != tokens or offsets != sorted(offsets):
-        raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens}; got {offsets}")
-    return offsets
-
-
 class ChunkLayout(NamedTuple):
     """Where each token of N sequences lies among chunks of `chunk_size` tokens.
 
     active[i]: how many sequences have a chunk i; the sum is the number of chunks. order: the sequences by
-    descending length (a stable sort), inverse_order the way back; both index a dimension of N.
-    place: [T], each token's place in the flattened chunks; None if all lengths are equal, when packing
-    is a reshape.
+    descending length (a stable sort), inverse_order the way back; both index a dimension of N. rank: the
+    latter on the host. place: [T], each token's place in the flattened chunks; None if all lengths are
+    equal, when packing is a reshape.
     """
 
     sequences: int
@@ -42,6 +34,7 @@ class ChunkLayout(NamedTuple):
     active: list[int]
     order: Tensor | slice
     inverse_order: Tensor | slice
+    rank: Sequence[int]
     place: Tensor | None
 
     @classmethod
@@ -51,7 +44,8 @@ class ChunkLayout(NamedTuple):
         counts = [-(-length // chunk_size) for length in lengths]
         active = [sum(count > i for count in counts) for i in range(max(counts, default=0))]
         if all(length == longest for length in lengths):
-            return cls(sequences, longest, chunk_size, active, slice(None), slice(None), None)
+            everything = slice(None)
+            return cls(sequences, longest, chunk_size, active, everything, everything, range(sequences), None)
         order = torch.tensor(lengths).argsort(descending=True, stable=True)
         rank = order.argsort()
         first = torch.tensor([0, *active]).cumsum(0)  # first[i]: number of chunks before place i
@@ -60,7 +54,14 @@ class ChunkLayout(NamedTuple):
         chunk = first[position // chunk_size] + rank[of_token]
         place = chunk * chunk_size + position % chunk_size
         return cls(
-            sequences, longest, chunk_size, active, order.to(device), rank.to(device), place.to(device)
+            sequences,
+            longest,
+            chunk_size,
+            active,
+            order.to(device),
+            rank.to(device),
+            rank.tolist(),
+            place.to(device),
         )
 
     def pack(self, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -87,6 +88,19 @@ class ChunkLayout(NamedTuple):
             else:
                 groups.append([count])
         return groups
+
+    def places_of(self, positions: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+        """Where each sequence's positions lie; position p stands for its first p tokens, and 0 is left out.
+
+        Each is (index among all positions, chunk, row in it of the last of the p tokens).
+        """
+        flat = enumerate((n, position) for n, at in enumerate(positions) for position in at)
+        first = [0, *accumulate(self.active)]
+        return [
+            (index, first[(position - 1) // self.chunk_size] + self.rank[n], (position - 1) % self.chunk_size)
+            for index, (n, position) in flat
+            if position
+        ]
 
     def unpack(self, y: Tensor) -> Tensor:
         """[chunks, H, C, d] back to [T, H, d]."""

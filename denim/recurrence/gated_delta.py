@@ -1,4 +1,4 @@
-"""The gated delta rule in plain torch: token by token, one step of a batch, and by chunks.
+"""The delta rule without, with scalar and with vector decay: token by token, by one step, and by chunks.
 
 Owns the arithmetic of one rule, and nothing else. Knows tensors of packed sequences and their states.
 Must not know of models, projections or slots; callers normalise q and k (see `l2norm`).
@@ -8,48 +8,57 @@ The rule
 A head keeps a matrix S of shape [d_v, d_k] that maps a key to the value stored under it. A token with
 query q, key k, value v, decay alpha = exp(log_decay) in (0, 1] and writing strength beta does
 
-    S'  = alpha S                          everything fades
+    S'  = S diag(alpha)                    everything fades
     u   = beta (v - S' k)                  what S' says under k is wrong by v - S' k; correct a part of it
     S   = S' + u k^T                       write the correction under k
     o   = S q                              read
 
-In one line S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T, which is the form of Gated
-DeltaNet (arXiv 2412.06464) with the state lying [d_v, d_k]; alpha = 1 gives DeltaNet (arXiv 2406.06484).
+In one line S_t = S_{t-1} diag(alpha_t) (I - beta_t k_t k_t^T) + beta_t v_t k_t^T. The state lies [d_v, d_k],
+the transpose of the papers' form. By the shape of alpha this is
+
+    none, alpha = 1      DeltaNet           arXiv 2406.06484
+    one per head         Gated DeltaNet     arXiv 2412.06464
+    one per key channel  KDA (Kimi Linear)  arXiv 2510.26692
+
+With k of length 1, beta = 1 replaces what is stored under k, and beta in (1, 2) overshoots: I - beta k k^T
+then has the eigenvalue 1 - beta < 0 along k (arXiv 2411.12537; OLMo-hybrid). Nothing below depends on that.
 
 By chunks
 =========
 Let S_0 be the state before a chunk of C tokens, t = 1..C, and G_t = sum of log_decay over tokens 1..t of
-the chunk. Everything below follows from the four lines above.
+the chunk, a number or one for each key channel. Write a x for the product of each channel's own factor a_c
+with x_c, and <a, b> for the sum over channels. Everything below follows from the four lines above.
 
-1.  Unroll S_t = alpha_t S_{t-1} + u_t k_t^T:
+1.  Unroll S_t = S_{t-1} diag(alpha_t) + u_t k_t^T:
 
-        S_t = e^{G_t} S_0 + sum_{s<=t} e^{G_t - G_s} u_s k_s^T
+        S_t = S_0 diag(e^{G_t}) + sum_{s<=t} u_s (e^{G_t - G_s} k_s)^T
 
-2.  S'_t = alpha_t S_{t-1} is the same sum without its last term (s < t). Put it into u_t:
+2.  S'_t = S_{t-1} diag(alpha_t) is the same sum without its last term (s < t). Put it into u_t:
 
-        u_t + beta_t sum_{s<t} e^{G_t - G_s} (k_t . k_s) u_s  =  beta_t v_t - beta_t e^{G_t} S_0 k_t
+        u_t + beta_t sum_{s<t} <k_t, e^{G_t - G_s} k_s> u_s  =  beta_t v_t - beta_t S_0 (e^{G_t} k_t)
 
-3.  With u_t, v_t, k_t as the rows of U, V, K this is one unit lower triangular system:
+3.  With u_t, v_t, k_t as the rows of U, V, K, and e^G K for the rows e^{G_t} k_t, this is one unit lower
+    triangular system:
 
-        (I + A) U = diag(beta) V - diag(beta e^G) K S_0^T,     A_ts = beta_t e^{G_t - G_s} (k_t . k_s), s < t
+        (I + A) U = diag(beta) V - diag(beta) (e^G K) S_0^T,     A_ts = beta_t <k_t, e^{G_t - G_s} k_s>, s < t
 
     S_0 is not known before the chunks in front are done, but it enters linearly. So solve for its factor
     and for the rest, for all chunks in parallel (the papers' WY form):
 
-        X = (I + A)^-1 diag(beta) V,    W = (I + A)^-1 diag(beta e^G) K,    and then   U = X - W S_0^T
+        X = (I + A)^-1 diag(beta) V,    W = (I + A)^-1 diag(beta) (e^G K),    and then   U = X - W S_0^T
 
 4.  Read o_t = S_t q_t with the sum of step 1:
 
-        O = diag(e^G) Q S_0^T + M U,                            M_ts = e^{G_t - G_s} (q_t . k_s), s <= t
+        O = (e^G Q) S_0^T + M U,                                 M_ts = <q_t, e^{G_t - G_s} k_s>, s <= t
 
 5.  The state behind the chunk is S_C:
 
-        S_C = e^{G_C} S_0 + U^T diag(e^{G_C - G}) K
+        S_C = S_0 diag(e^{G_C}) + U^T (e^{G_C - G} K)
 
-Every exponent is a sum of log-decays over tokens behind s up to t, so it is <= 0 and nothing overflows,
-however strong the decay. As a difference of two sums its error is |G| 2^-24 in fp32. Only U and S_C have
-to be computed chunk after chunk; everything else, O too, is done for many chunks together. A padded token
-has beta = 0, log_decay = 0 and k = q = v = 0; then u = 0, and S_C is the state behind the last real token.
+A and M are products of tokens through the decay between them: `decay` has them, e^G and e^{G_C - G}, and says
+why no exponent is positive. Only U and S_C have to be computed chunk after chunk (`chunk_pass`); everything
+else, O too, is done for many chunks together. A padded token has beta = 0, log_decay = 0 and k = q = v = 0;
+then u = 0, and S_C is the state behind the last real token.
 """
 
 from __future__ import annotations
@@ -59,11 +68,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from denim.recurrence.chunks import ChunkLayout, offsets_of
+from denim.recurrence.chunk_pass import ChunkTerms, by_chunks
+from denim.recurrence.decay import fade, per_token
+from denim.recurrence.sequences import offsets_of, positions_of, starting_states, token_by_token, work_dtype
+from denim.recurrence.state_rows import blocks_of, widened, write_back
 
 L2NORM_EPS = 1e-6  # transformers' and fla's l2norm
-_CPU_GROUP_BYTES = 1 << 19  # of one packed tensor; about ten are alive, and should stay in the caches
-_WORK_DTYPES = (torch.float32, torch.float64)  # states of other dtypes are widened for the arithmetic
 
 
 def l2norm(x: Tensor, eps: float = L2NORM_EPS) -> Tensor:
@@ -75,85 +85,86 @@ def gated_delta_recurrent(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_decay: Tensor,
+    log_decay: Tensor | None,
     beta: Tensor,
     *,
     cu_seqlens: Sequence[int] | Tensor,
     initial_state: Tensor | None = None,
+    states_at: Sequence[Sequence[int]] | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The rule token by token, as the module docstring states it. The reference for the other forms.
 
-    q, k: [T, Hk, d_k]; v: [T, Hv, d_v]; log_decay (<= 0, finite), beta: [T, Hv]. T counts the tokens of N
-    sequences that lie one behind the other; sequence n is tokens cu_seqlens[n] .. cu_seqlens[n + 1].
-    Value head i uses key head i // (Hv / Hk). initial_state: [N, Hv, d_v, d_k], None for zeros.
-    scale is applied to q; None means d_k ** -0.5.
+    q, k: [T, Hk, d_k]; v: [T, Hv, d_v]; log_decay: <= 0 (-inf forgets all), [Hv] for a
+    constant, [T, Hv] or [T, Hv, d_k], None for no decay; beta: [T, Hv]. T counts the tokens of N sequences
+    that lie one behind the other. Value head i uses key head i // (Hv / Hk). cu_seqlens, initial_state
+    [N, Hv, d_v, d_k] and states_at: see `denim.recurrence.sequences`. scale is applied to q; None means
+    d_k ** -0.5.
 
-    Returns out [T, Hv, d_v] in v's dtype, and the states behind the sequences [N, Hv, d_v, d_k]. The
-    arithmetic and the states are fp32, or float64 if v is.
+    Returns out [T, Hv, d_v] in v's dtype, and the states behind the sequences [N, Hv, d_v, d_k], or those
+    at states_at [P, Hv, d_v, d_k]. The arithmetic and the states are fp32, or float64 if v is.
     """
-    offsets = offsets_of(cu_seqlens, q.shape[0])
-    work = _work_dtype(v)
+    offsets = offsets_of(cu_seqlens, len(q))
+    positions = positions_of(states_at, offsets)
+    starting = starting_states(initial_state, len(positions), (*v.shape[1:], k.shape[-1]), v)
+    work = work_dtype(v)
     group = v.shape[1] // k.shape[1]
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     q = (q.to(work) * scale).repeat_interleave(group, 1)
     k = k.to(work).repeat_interleave(group, 1)
-    alpha, strength, value = log_decay.to(work).exp(), beta.to(work), v.to(work)
-    outs, states = [], []
-    starting = _starting_states(initial_state, len(offsets) - 1, v, k)
-    for state, start, end in zip(starting, offsets[:-1], offsets[1:], strict=True):
-        for t in range(start, end):
-            state = alpha[t, :, None, None] * state
-            wrong = value[t] - torch.einsum("hvk,hk->hv", state, k[t])
-            state = state + torch.einsum("hv,hk->hvk", strength[t, :, None] * wrong, k[t])
-            outs.append(torch.einsum("hvk,hk->hv", state, q[t]))
-        states.append(state)
-    out = torch.stack(outs).to(v.dtype) if outs else torch.zeros_like(v)
-    return out, torch.stack(states)
+    alpha = per_token(log_decay, len(q), v).to(work).exp().unsqueeze(2)  # [T, Hv, 1, 1 or d_k]
+    strength, value = beta.to(work).unsqueeze(-1), v.to(work)
+
+    def advance(state: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        state = state * alpha[t]
+        wrong = value[t] - torch.einsum("hvk,hk->hv", state, k[t])
+        state = state + torch.einsum("hv,hk->hvk", strength[t] * wrong, k[t])
+        return state, torch.einsum("hvk,hk->hv", state, q[t])
+
+    outs, states = token_by_token(advance, starting, offsets, positions)
+    return torch.stack(outs).to(v.dtype) if outs else torch.zeros_like(v), states
 
 
 def gated_delta_step(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_decay: Tensor,
+    log_decay: Tensor | None,
     beta: Tensor,
     state: Tensor | Sequence[Tensor],
     scale: float | None = None,
 ) -> Tensor:
     """One token for each of B sequences; `state` is updated in place. For inference: no gradients.
 
-    q, k: [B, Hk, d_k]; v: [B, Hv, d_v]; log_decay, beta: [B, Hv]. state: [B, Hv, d_v, d_k] or B tensors
-    [Hv, d_v, d_k] (slots of an arena, say); each row is dense, rows may lie anywhere and are not copied.
-    Returns out [B, Hv, d_v] in v's dtype.
+    q, k: [B, Hk, d_k]; v: [B, Hv, d_v]; beta: [B, Hv]; log_decay: [B, Hv], [B, Hv, d_k], [Hv] or None.
+    state: [B, Hv, d_v, d_k] or B tensors [Hv, d_v, d_k] (slots of an arena, say); each row is dense, rows
+    may lie anywhere and are not copied. Returns out [B, Hv, d_v] in v's dtype.
 
     The decayed state is read once for k and q together; the output needs no second read of the new state,
     since S q = S' q + u (k . q).
     """
-    if isinstance(state, Tensor) and (len(state) == 1 or state.stride(0) == state[0].numel()):
-        blocks = [state]
-    else:  # rows that lie apart: one product over all of them would copy them
-        blocks = [row.unsqueeze(0) for row in state]
-    work = blocks[0].dtype
-    if work not in _WORK_DTYPES:
-        wide = torch.cat(blocks).float()
+    blocks = blocks_of(state)
+    if (wide := widened(blocks)) is not None:
         out = gated_delta_step(q, k, v, log_decay, beta, wide, scale)
-        for block, result in zip(blocks, wide.split(len(blocks[0])), strict=True):
-            block.copy_(result)
+        write_back(wide, blocks)
         return out
 
-    d_k, d_v = k.shape[2], v.shape[2]
+    work, d_k, d_v = blocks[0].dtype, k.shape[2], v.shape[2]
     scale = d_k**-0.5 if scale is None else scale
     per_key = (-1, k.shape[1], v.shape[1] // k.shape[1])  # B, key heads, value heads of each key head
     blocks = [block.view(*per_key, d_v, d_k) for block in blocks]
-    alpha = log_decay.to(work).exp().view(*per_key, 1, 1)
+    size = len(blocks[0])
+    alphas: Sequence[Tensor | None] = [None] * len(blocks)
+    if log_decay is not None:
+        alpha = per_token(log_decay, len(v), v).to(work).exp()
+        alphas = alpha.view(*per_key, 1, alpha.shape[2]).split(size)
     kq = torch.stack((k, q), 2).to(work)  # [B, Hk, 2, d_k]
 
     # k and q as rows before S'^T: as columns behind S' the product takes five times as long on a CPU.
-    size = len(blocks[0])
     reads = []
-    for block, alpha_i, kq_i in zip(blocks, alpha.split(size), kq.split(size), strict=True):
-        block.mul_(alpha_i)
+    for block, alpha_i, kq_i in zip(blocks, alphas, kq.split(size), strict=True):
+        if alpha_i is not None:
+            block.mul_(alpha_i)
         reads.append(torch.bmm(kq_i.view(-1, 2, d_k), block.view(-1, per_key[2] * d_v, d_k).mT))
     read = reads[0] if len(reads) == 1 else torch.cat(reads)
     read_k, read_q = read.view(-1, k.shape[1], 2, per_key[2], d_v).unbind(2)
@@ -171,11 +182,12 @@ def gated_delta_chunked(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_decay: Tensor,
+    log_decay: Tensor | None,
     beta: Tensor,
     *,
     cu_seqlens: Sequence[int] | Tensor,
     initial_state: Tensor | None = None,
+    states_at: Sequence[Sequence[int]] | None = None,
     chunk_size: int = 64,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -185,98 +197,45 @@ def gated_delta_chunked(
     in T. Sequences of one length are packed by reshaping alone (and padding to whole chunks); unequal
     ones are scattered to chunks once. A cu_seqlens on a GPU costs a synchronisation: pass a list.
     """
-    offsets = offsets_of(cu_seqlens, q.shape[0])
-    work = _work_dtype(v)
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
-    layout = ChunkLayout.of(offsets, chunk_size, q.device)
-    state = _starting_states(initial_state, layout.sequences, v, k)
-    if not layout.active:  # no tokens at all
-        return torch.zeros_like(v), state.clone()
-
-    # [chunks, heads, C, d] and, for the gates, [chunks, heads, C].
-    packed = [layout.pack(x, work) for x in (q, k, v, log_decay, beta)]
-    at_once = max(1, _CPU_GROUP_BYTES // packed[2][:1].nbytes) if v.is_cpu else len(packed[2])
-    groups = layout.groups(at_once)
-    pieces = zip(*(x.split([sum(group) for group in groups]) for x in packed), strict=True)
-
-    state = state[layout.order]
-    outs, finished = [], []
-    for active, piece in zip(groups, pieces, strict=True):
-        out, state, done = _group_of_chunks(state, active, scale, *piece)
-        outs.append(out)
-        finished += done
-    final = torch.cat([state, *reversed(finished)])[layout.inverse_order]
-    return layout.unpack(torch.cat(outs)).to(v.dtype), final
+    return by_chunks(
+        _chunk_terms,
+        q,
+        k,
+        v,
+        per_token(log_decay, len(q), v),
+        beta.unsqueeze(-1),
+        cu_seqlens=cu_seqlens,
+        initial_state=initial_state,
+        states_at=states_at,
+        chunk_size=chunk_size,
+        scale=scale,
+    )
 
 
-def _group_of_chunks(
-    state: Tensor,
-    active: list[int],
-    scale: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Steps 3 to 5 of the module docstring for some neighbouring chunks, in the names used there.
-
-    q, k: [chunks, Hk, C, d_k]; v: [chunks, Hv, C, d_v]; log_decay, beta: [chunks, Hv, C]; state:
-    [sequences, Hv, d_v, d_k]. active[i] of the chunks stand at place i of their sequences; a sequence
-    without a chunk at some place has ended.
-
-    Returns O [chunks, Hv, C, d_v], the states of the sequences that are active at the last place, and those
-    of the sequences that ended before it, the shorter first.
-    """
-    heads, size = v.shape[1:3]
-    group = heads // k.shape[1]
-    m = q @ k.mT
-    a = k @ k.mT
-    if group > 1:
-        q, k, m, a = (x.repeat_interleave(group, 1) for x in (q, k, m, a))
-    # One batch dimension, chunks x heads, from here on.
-    q, k, v, m, a, g, b = (x.flatten(0, 1) for x in (q, k, v, m, a, log_decay.cumsum(-1), beta))
-    later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
-    decay = (g.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill(later, -torch.inf).exp()
-    reach = g.exp().unsqueeze(-1)  # e^{G_t}: how much of S_0 is left at token t
-    rest = (g[:, -1:] - g).exp().unsqueeze(-1)  # e^{G_C - G_t}: how much of token t is left at the end
+def _chunk_terms(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> ChunkTerms:
+    """Step 3 of the module docstring, and the factors of steps 4 and 5, in the names used there."""
+    # [chunks, Hk, Hv / Hk, ...]; later one batch dimension B of chunks x Hv.
+    q, k = q.unsqueeze(2), k.unsqueeze(2)
+    log_decay = log_decay.unflatten(1, (k.shape[1], -1))
+    fading = fade((q, k), k, log_decay)
+    m, a = (scores.flatten(0, 2) for scores in fading.scores)
+    beta = beta.flatten(0, 1)  # [B, C, 1]
 
     # The solver takes the diagonal as 1 and reads nothing above it. It is as exact as substitution, which
     # series of powers of A are not (equal keys: binomials), and faster than inverting by blocks, on GPUs too.
     # An inverse and two products are faster than a solve for two wide right sides, and diag(beta) goes into
     # the columns of the small matrix.
-    eye = torch.eye(size, dtype=q.dtype, device=q.device)
-    a = a * decay * b.unsqueeze(-1)
+    a = a * beta
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     inverse = torch.linalg.solve_triangular(a, eye.expand_as(a), upper=False, unitriangular=True)
-    inverse = inverse * b.unsqueeze(-2)
-    x = torch.bmm(inverse, v)
-    w = torch.bmm(inverse * reach.mT, k)
-
-    state = state.flatten(0, 1)
-    before, corrections, finished = [], [], []
-    blocks = [count * heads for count in active]
-    by_place = (t.split(blocks) for t in (x, w, k * rest, reach[:, -1:]))
-    for x_i, w_i, k_i, left in zip(*by_place, strict=True):
-        if len(x_i) < len(state):
-            finished.append(state[len(x_i) :])
-            state = state[: len(x_i)]
-        u = torch.baddbmm(x_i, w_i, state.mT, alpha=-1)
-        before.append(state)
-        corrections.append(u)
-        state = torch.addcmul(torch.bmm(u.mT, k_i), state, left)
-    from_state = torch.bmm(q, torch.cat(before).mT)
-    from_chunk = torch.bmm(m * (decay * scale), torch.cat(corrections))
-    out = torch.addcmul(from_chunk, from_state, reach * scale)
-    out, state, *ended = (t.unflatten(0, (-1, heads)) for t in (out, state, *finished))
-    return out, state, ended
-
-
-def _work_dtype(v: Tensor) -> torch.dtype:
-    return torch.float64 if v.dtype == torch.float64 else torch.float32
-
-
-def _starting_states(initial: Tensor | None, sequences: int, v: Tensor, k: Tensor) -> Tensor:
-    """[sequences, Hv, d_v, d_k] in the dtype of the arithmetic; v and k are the tokens' [T, heads, d]."""
-    if initial is not None:
-        return initial.to(_work_dtype(v))
-    return v.new_zeros(sequences, *v.shape[1:], k.shape[-1], dtype=_work_dtype(v))
+    inverse = inverse * beta.mT
+    return ChunkTerms(
+        q=(q * fading.since).flatten(0, 2),
+        scores=m,
+        x=torch.bmm(inverse, v.flatten(0, 1)),
+        w=torch.bmm(inverse, (k * fading.since).flatten(0, 2)),
+        k=(k * fading.until).flatten(0, 2),
+        left=fading.left.flatten(0, 2),
+        keys=k,
+        log_decay=log_decay,
+    )

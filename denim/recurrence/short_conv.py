@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from denim.recurrence.chunks import offsets_of
+from denim.recurrence.sequences import offsets_of
 
 
 def short_conv(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from denim.recurrence.chunks import ChunkLayout, offsets_of
+from denim.recurrence.chunks import ChunkLayout
 
 
 def layout(lengths, chunk_size):
@@ -48,10 +48,3 @@ def test_groups_hold_whole_places():
     assert where.groups(1) == [[3], [2], [2]]
     assert where.groups(4) == [[3], [2, 2]]
     assert where.groups(100) == [[3, 2, 2]]
-
-
-def test_offsets():
-    assert offsets_of(torch.tensor([0, 2, 2, 5]), 5) == [0, 2, 2, 5]
-    for bad in ([0, 4], [1, 5], [0, 3, 2, 5], []):
-        with pytest.raises(ValueError, match="cu_seqlens must rise from 0 to the number of tokens, 5"):
-            offsets_of(bad, 5)
