@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import GatedRMSNorm
+from denim.recurrence.backend import TRITON, decode_backend
 from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.model import GatedDeltaNet
@@ -53,36 +54,41 @@ class GatedDeltaNetLayer(nn.Module):
         self.dt_bias = empty(spec.num_value_heads)
 
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]; reads every span's `slot_in`, writes its `slot_out`."""
-        heads = self.spec.num_value_heads
-        qkv, z, b, a = self.in_proj(x).split((self.spec.conv_channels, self.value_rows, heads, heads), dim=-1)
-        beta = b.float().sigmoid()
-        # Log of the decay α = exp(−exp(A) softplus(a + bias)), always ≤ 0; fp32 as every gate.
-        log_decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias.float())
-
+        """x: [T, hidden] -> [T, hidden]; reads every span's slot, writes its `slot_out`."""
+        projected = self.in_proj(x)
         rows = batch.num_decode
         parts = []
         if rows:
-            parts.append(self._decode(qkv[:rows], log_decay[:rows], beta[:rows], batch))
-        if rows < len(qkv):
-            parts.append(self._prefill(qkv[rows:], log_decay[rows:], beta[rows:], batch))
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        out = self.norm(out, z.view(-1, heads, self.spec.value_dim))
-        return self.out(out.flatten(1))
+            fused = decode_backend(x.device.type) == TRITON
+            decode = self._decode_fused if fused else self._decode
+            parts.append(decode(projected[:rows], batch))
+        if rows < len(x):
+            parts.append(self._prefill(projected[rows:], batch))
+        return self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
 
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[T, channels] after the convolution -> normalised q, k [T, Hk, d_k] in fp32 and v [T, Hv, d_v]."""
-        spec = self.spec
-        q, k, v = qkv.split((self.key_rows, self.key_rows, self.value_rows), dim=-1)
-        q = l2norm(q.reshape(-1, spec.num_key_heads, spec.key_dim).float())
-        k = l2norm(k.reshape(-1, spec.num_key_heads, spec.key_dim).float())
-        return q, k, v.reshape(-1, spec.num_value_heads, spec.value_dim).float()
+    def _decode_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
+        """What `_decode` does, as one kernel."""
+        from denim.recurrence.kernels.gated_delta_step import gated_delta_step_fused
 
-    def _decode(self, qkv: Tensor, log_decay: Tensor, beta: Tensor, batch: StepBatch) -> Tensor:
-        """One token for each decode row, states updated in place."""
+        return gated_delta_step_fused(
+            projected,
+            self.conv,
+            self.A_log,
+            self.dt_bias,
+            self.norm.scale,
+            self.norm.eps,
+            batch.decode_slots,
+            batch.memory.state(self.index, "conv"),
+            batch.memory.state(self.index, "recurrent"),
+            self.spec.num_key_heads,
+        )
+
+    def _decode(self, projected: Tensor, batch: StepBatch) -> Tensor:
+        """One token for each decode row, [R, rows of in_proj] -> [R, Hv·d_v]; states updated in place."""
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
         slots = batch.decode_slots
+        qkv, z, log_decay, beta = self._split(projected)
 
         window = conv.index_select(0, slots)
         q, k, v = self._heads(F.silu(short_conv_step(qkv, self.conv, window)))
@@ -92,16 +98,17 @@ class GatedDeltaNetLayer(nn.Module):
             gathered = states.index_select(0, slots)
             out = gated_delta_step(q, k, v, log_decay, beta, gathered)
             states.index_copy_(0, slots, gathered)
-            return out
-        # On a CPU every row is updated where it lies: a gather would move each state twice more.
-        rows = [states[slot] for slot in batch.slot_out[: len(q)]]
-        return gated_delta_step(q, k, v, log_decay, beta, rows)
+        else:  # a gather would move each state twice more: every row is updated where it lies
+            rows = [states[slot] for slot in batch.slot_out[: len(q)]]
+            out = gated_delta_step(q, k, v, log_decay, beta, rows)
+        return self.norm(out, z).flatten(1)
 
-    def _prefill(self, qkv: Tensor, log_decay: Tensor, beta: Tensor, batch: StepBatch) -> Tensor:
-        """Sequences of any length, in the chunked form, packed behind one another."""
+    def _prefill(self, projected: Tensor, batch: StepBatch) -> Tensor:
+        """Sequences of any length behind one another, in the chunked form: [T, ...] -> [T, Hv·d_v]."""
         cu_seqlens = batch.prefill_cu_seqlens
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
+        qkv, z, log_decay, beta = self._split(projected)
         mixed, window = short_conv(qkv, self.conv, cu_seqlens=cu_seqlens, window=_begin(conv, batch))
         q, k, v = self._heads(F.silu(mixed))
         out, final = gated_delta_chunked(
@@ -116,7 +123,23 @@ class GatedDeltaNetLayer(nn.Module):
         )
         conv.index_copy_(0, batch.prefill_slots, window)
         states.index_copy_(0, batch.prefill_slots, final.to(states.dtype))
-        return out
+        return self.norm(out, z).flatten(1)
+
+    def _split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[T, rows of in_proj] -> qkv [T, channels], z [T, Hv, d_v], log-decay and β [T, Hv] in fp32."""
+        heads = self.spec.num_value_heads
+        qkv, z, b, a = projected.split((self.spec.conv_channels, self.value_rows, heads, heads), dim=-1)
+        # Log of the decay α = exp(−exp(A) softplus(a + bias)), always ≤ 0; fp32 as every gate.
+        log_decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias.float())
+        return qkv, z.view(-1, heads, self.spec.value_dim), log_decay, b.float().sigmoid()
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, channels] after the convolution -> normalised q, k [T, Hk, d_k] in fp32 and v [T, Hv, d_v]."""
+        spec = self.spec
+        q, k, v = qkv.split((self.key_rows, self.key_rows, self.value_rows), dim=-1)
+        q = l2norm(q.reshape(-1, spec.num_key_heads, spec.key_dim).float())
+        k = l2norm(k.reshape(-1, spec.num_key_heads, spec.key_dim).float())
+        return q, k, v.reshape(-1, spec.num_value_heads, spec.value_dim).float()
 
 
 def _begin(view: Tensor, batch: StepBatch) -> Tensor | None:
