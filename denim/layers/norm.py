@@ -14,8 +14,7 @@ from torch import Tensor, nn
 class RMSNorm(nn.Module):
     """y = x / rms(x) * scale over the last dimension, where scale = 1 + weight when `zero_centred`.
 
-    Call `prepare` once after the weight is loaded: it fixes the fp32 `scale`, which is
-    that of the formula times sqrt(dim).
+    Call `prepare` once after the weight is loaded: it fixes the fp32 scale.
     """
 
     def __init__(
@@ -30,16 +29,18 @@ class RMSNorm(nn.Module):
 
     def prepare(self) -> None:
         scale = self.weight.float()
-        self.scale = (scale + 1.0 if self.zero_centred else scale) * self.dim**0.5
+        self.scale = scale + 1.0 if self.zero_centred else scale
 
     def forward(self, x: Tensor) -> Tensor:
         return self.normed(x).to(x.dtype)
 
     def normed(self, x: Tensor) -> Tensor:
-        """The result in fp32. Written with few passes: torch's own rms_norm makes six on a CPU."""
+        """The result in fp32. On a CPU it is written out: torch's own makes twice as many passes there."""
         x = x.float()
+        if x.is_cuda:
+            return F.rms_norm(x, (self.dim,), self.scale, self.eps)
         inverse = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-        inverse.add_(self.eps * self.dim).rsqrt_()  # 1 / (rms · sqrt(dim)); `scale` carries the sqrt(dim)
+        inverse.div_(self.dim).add_(self.eps).rsqrt_()
         return (x * inverse).mul_(self.scale)
 
 

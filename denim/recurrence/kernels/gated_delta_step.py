@@ -113,8 +113,7 @@ def _step(
         tl.store(state, s.to(state_ptr.dtype.element_ty), mask=tile_mask)
         o = tl.sum(s * q[None, :], 1)
 
-        # The norm's scale carries sqrt(value_dim), as `denim.layers.norm` keeps it.
-        o = o * tl.rsqrt(tl.sum(o * o, 0) + norm_eps * value_dim) * norm * z * tl.sigmoid(z)
+        o = o * tl.rsqrt(tl.sum(o * o, 0) / value_dim + norm_eps) * norm * z * tl.sigmoid(z)
         tl.store(
             out_ptr + row * values + value_head * value_dim + v_at,
             o.to(out_ptr.dtype.element_ty),
@@ -137,9 +136,9 @@ def gated_delta_step_fused(
     """One token for each of B rows: from the input projection to the input of the output projection.
 
     projected: [B, channels + Hv·d_v + 2·Hv] = [q | k | v | z | b | a], rows dense; conv_weight:
-    [channels, W]; a_log (fp32), dt_bias: [Hv]; norm_scale: [d_v] fp32, the norm's weight times sqrt(d_v);
-    slots: [B] int64, negative for padding; window: [slots, W - 1, channels] and state: [slots, Hv, d_v,
-    d_k], views of the arena, updated in place. Returns [B, Hv·d_v] in projected's dtype; rows of padding are not written.
+    [channels, W]; a_log (fp32), dt_bias: [Hv]; norm_scale: [d_v] fp32; slots: [B] int64, negative for
+    padding; window: [slots, W - 1, channels] and state: [slots, Hv, d_v, d_k], views of the arena, updated
+    in place. Returns [B, Hv·d_v] in projected's dtype; rows of padding are not written.
     Rule and gates: `denim.recurrence.gated_delta`; fp32 inside.
     """
     rows = projected.shape[0]

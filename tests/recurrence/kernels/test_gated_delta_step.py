@@ -87,7 +87,7 @@ class Case:
 
     def fused(self) -> Tensor:
         """The kernel's output; windows and states are updated in place."""
-        parts = (self.projected, self.conv, self.a_log, self.dt_bias, self.norm * self.norm.numel() ** 0.5)
+        parts = (self.projected, self.conv, self.a_log, self.dt_bias, self.norm)
         moved = [t.to(DEVICE) for t in parts]
         self.slots, self.window, self.state = (t.to(DEVICE) for t in (self.slots, self.window, self.state))
         out = gated_delta_step_fused(*moved, EPS, self.slots, self.window, self.state, self.key_heads)
