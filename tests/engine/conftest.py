@@ -10,7 +10,7 @@ import pytest
 from denim import LLM
 from denim.engine.tokenizer import Tokenizer, load_tokenizer
 from tests.engine.byte_tokenizer import save
-from tests.exactness.harness import Judge
+from tests.exactness.judge import Judge
 from tests.tiny import checkpoint
 
 # The byte-level tokenizer has 267 tokens; published models pad their vocabulary too.

@@ -13,7 +13,8 @@ import pytest
 from denim import AsyncEngine, RequestError, SamplingParams
 from denim.engine.async_engine import EngineClosedError
 from denim.engine.outputs import StreamDelta
-from tests.exactness.harness import Judge, tokens_of
+from tests.exactness.harness import tokens_of
+from tests.exactness.judge import Judge
 from tests.tiny import VOCAB
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

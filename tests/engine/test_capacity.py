@@ -11,7 +11,8 @@ import pytest
 from denim import LLM, CapacityError, RequestError, SamplingParams
 from denim.engine.capacity import requests_that_fit
 from denim.memory.layout import ArenaLayout
-from tests.exactness.harness import Judge, tokens_of
+from tests.exactness.harness import tokens_of
+from tests.exactness.judge import Judge
 from tests.tiny import VOCAB
 
 

@@ -13,7 +13,8 @@ from denim import LLM, RequestError, SamplingParams
 from denim.engine.core import EngineCore
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import RequestOutput
-from tests.exactness.harness import Judge, tokens_of
+from tests.exactness.harness import tokens_of
+from tests.exactness.judge import Judge
 from tests.tiny import VOCAB
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

@@ -11,7 +11,8 @@ import pytest
 import denim
 from denim import LLM, RequestError, SamplingParams
 from denim.engine.tokenizer import Tokenizer
-from tests.exactness.harness import Judge, tokens_of
+from tests.exactness.harness import tokens_of
+from tests.exactness.judge import Judge
 from tests.tiny import VOCAB
 
 SHORT = SamplingParams(temperature=0, max_tokens=5)

@@ -12,7 +12,8 @@ import torch
 
 from denim import LLM, ConfigError, SamplingParams
 from denim.engine.options import EngineOptions, parse_bytes
-from tests.exactness.harness import Judge, tokens_of
+from tests.exactness.harness import tokens_of
+from tests.exactness.judge import Judge
 from tests.tiny import VOCAB
 
 

@@ -26,7 +26,8 @@ from denim.engine.loading import load
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import RequestOutput
 from denim.memory.layout import ArenaLayout
-from tests.exactness.harness import Judge, tokens_of
+from tests.exactness.harness import tokens_of
+from tests.exactness.judge import Judge
 from tests.tiny import VOCAB
 
 PARAMS = st.fixed_dictionaries(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.exactness.harness import Judge
+from tests.exactness.judge import Judge
 from tests.tiny import checkpoint
 
 

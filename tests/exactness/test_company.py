@@ -7,7 +7,8 @@ import random
 import pytest
 
 from tests.exactness.conftest import Model
-from tests.exactness.harness import Way, greedy, judge_run, make_core, run, tokens_of
+from tests.exactness.harness import Way, greedy, make_core, run, tokens_of
+from tests.exactness.judge import judge_run
 from tests.tiny import VOCAB
 
 

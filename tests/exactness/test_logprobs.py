@@ -8,7 +8,8 @@ import pytest
 
 from denim import LLM, SamplingParams
 from tests.exactness.conftest import Model
-from tests.exactness.harness import FP32_LOGPROB, Case, Way, greedy, judge_run, run, tokens_of
+from tests.exactness.harness import Case, Way, greedy, run, tokens_of
+from tests.exactness.judge import FP32_LOGPROB, judge_run
 from tests.tiny import VOCAB
 
 

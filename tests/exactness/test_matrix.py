@@ -8,18 +8,8 @@ import pytest
 
 from denim.sampling_params import SamplingParams
 from tests.exactness.conftest import Model
-from tests.exactness.harness import (
-    AXES,
-    Case,
-    Crossing,
-    Run,
-    cold_tokens,
-    crossings,
-    greedy,
-    judge_run,
-    run,
-    tokens_of,
-)
+from tests.exactness.harness import AXES, Case, Crossing, Run, cold_tokens, crossings, greedy, run, tokens_of
+from tests.exactness.judge import judge_run
 from tests.tiny import VOCAB
 
 # Lengths around the convolution's width, the page and the chunk. Some are drawn at random with all that

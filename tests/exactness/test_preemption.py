@@ -8,7 +8,8 @@ from denim.engine.core import EngineCore
 from denim.engine.outputs import RequestOutput
 from denim.sampling_params import SamplingParams
 from tests.exactness.conftest import Model
-from tests.exactness.harness import Case, Way, agree_up_to_a_tie, greedy, judge_run, make_core, run, tokens_of
+from tests.exactness.harness import Case, Way, greedy, make_core, run, tokens_of
+from tests.exactness.judge import agree_up_to_a_tie, judge_run
 from tests.tiny import VOCAB
 
 BOTH_WAYS = pytest.mark.parametrize("swap", [True, False], ids=["swapped", "recomputed"])

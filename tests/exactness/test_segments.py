@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.exactness.conftest import Model
-from tests.exactness.harness import Way, greedy, judge_run, run, tokens_of
+from tests.exactness.harness import Way, greedy, run, tokens_of
+from tests.exactness.judge import judge_run
 from tests.tiny import VOCAB
 
 CHUNK = 64

@@ -6,7 +6,8 @@ import torch
 
 from denim import LLM, SamplingParams
 from tests.exactness.conftest import Model
-from tests.exactness.harness import COLD, Way, greedy, judge_run, run, tokens_of
+from tests.exactness.harness import COLD, Way, greedy, run, tokens_of
+from tests.exactness.judge import judge_run
 from tests.tiny import VOCAB
 
 WIDTH, CHUNK = 4, 64

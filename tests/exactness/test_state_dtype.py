@@ -9,7 +9,8 @@ import pytest
 
 from denim import LLM, ConfigError, SamplingParams
 from tests.exactness.conftest import Model
-from tests.exactness.harness import BF16_TIE, Way, agree_up_to_a_tie, greedy, run, tokens_of
+from tests.exactness.harness import Way, greedy, run, tokens_of
+from tests.exactness.judge import BF16_TIE, agree_up_to_a_tie
 from tests.tiny import VOCAB
 
 

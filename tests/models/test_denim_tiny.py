@@ -9,7 +9,8 @@ import torch
 
 from denim import LLM, SamplingParams
 from denim.engine.loading import embedded_model
-from tests.exactness.harness import Judge, Way, greedy, judge_run, run
+from tests.exactness.harness import Way, greedy, run
+from tests.exactness.judge import Judge, judge_run
 
 TEXT = (
     "The river rose in the night, and by the morning the old bridge was gone. Nobody in the village had heard"
