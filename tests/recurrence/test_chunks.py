@@ -48,3 +48,17 @@ def test_groups_hold_whole_places():
     assert where.groups(1) == [[3], [2], [2]]
     assert where.groups(4) == [[3], [2, 2]]
     assert where.groups(100) == [[3, 2, 2]]
+
+
+@pytest.mark.parametrize("lengths", [[9], [8, 8], [3, 3, 3], [2, 9, 0, 5]])
+def test_places_of_positions(lengths):
+    """At its place lies the last of a position's tokens; position 0 has none."""
+    where, cu = layout(lengths, 4), [sum(lengths[:i]) for i in range(len(lengths))]
+    packed = where.pack(torch.arange(float(sum(lengths))).view(-1, 1, 1), torch.float32)
+    positions = [list(range(length, -1, -1)) for length in lengths]
+    flat = [(n, p) for n, at in enumerate(positions) for p in at]
+    found = where.places_of(positions)
+    assert [index for index, _, _ in found] == [i for i, (_, p) in enumerate(flat) if p]
+    for index, chunk, row in found:
+        n, p = flat[index]
+        assert packed[chunk, 0, row, 0] == cu[n] + p - 1
