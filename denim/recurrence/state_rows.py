@@ -19,7 +19,7 @@ def blocks_of(state: Tensor | Sequence[Tensor]) -> list[Tensor]:
     One block if the rows lie one behind the other; else one for each row, since a product over rows that
     lie apart would copy them. Each row has to be dense.
     """
-    if isinstance(state, Tensor) and (len(state) == 1 or state.stride(0) == state[0].numel()):
+    if isinstance(state, Tensor) and state.stride(0) == state[0].numel():
         return [state]
     return [row.unsqueeze(0) for row in state]
 

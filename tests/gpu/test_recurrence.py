@@ -9,7 +9,13 @@ from denim.recurrence.gated_delta import (
     gated_delta_step,
     l2norm,
 )
+from denim.recurrence.selective_scan import (
+    selective_scan_chunked,
+    selective_scan_recurrent,
+    selective_scan_step,
+)
 from denim.recurrence.short_conv import short_conv, short_conv_step
+from tests.recurrence import cases
 
 pytestmark = pytest.mark.gpu
 
@@ -59,6 +65,43 @@ def test_rule_by_steps():
         torch.testing.assert_close(out.cpu().double(), want[0], atol=BOUND, rtol=0)
         for row, row_want in zip(given, want[1], strict=True):
             torch.testing.assert_close(row.cpu().double(), row_want, atol=BOUND, rtol=0)
+
+
+@pytest.mark.parametrize("rule", cases.RULES.values(), ids=cases.RULES)
+@pytest.mark.parametrize("decay", cases.DECAYS)
+@pytest.mark.parametrize("states_at", [None, cases.POSITIONS])
+def test_every_decay(rule, decay, states_at):
+    lengths = cases.RAGGED
+    args, initial = cases.inputs(rule, decay, sum(lengths), dtype=torch.float32), cases.states(len(lengths))
+    cu = cases.offsets(lengths)
+    want = rule.recurrent(*cases.in_double(args), cu_seqlens=cu, initial_state=initial, states_at=states_at)
+    args = [x if x is None else x.to(DEVICE) for x in args]
+    initial = initial.float().to(DEVICE)
+    out, states = rule.chunked(*args, cu_seqlens=cu, initial_state=initial, states_at=states_at)
+    cases.assert_close((out.cpu().double(), states.cpu().double()), want, BOUND)
+    token = cases.part(args, 0, len(lengths))
+    want = rule.recurrent(*token, cu_seqlens=range(len(lengths) + 1), initial_state=initial)
+    out = rule.step(*token, initial)
+    cases.assert_close((out, initial), want, BOUND)
+
+
+@pytest.mark.parametrize("states_at", [None, cases.POSITIONS])
+def test_selective_scan(states_at):
+    torch.manual_seed(0)
+    tokens, sequences = sum(cases.RAGGED), len(cases.RAGGED)
+    x, delta = torch.randn(tokens, 20), torch.rand(tokens, 20)
+    A, B, C, D = -4 * torch.rand(20, 8), torch.randn(tokens, 8), torch.randn(tokens, 8), torch.randn(20)
+    args, initial = (x, delta, A, B, C, D), torch.randn(sequences, 20, 8)
+    run = {"cu_seqlens": cases.offsets(cases.RAGGED), "states_at": states_at}
+    want = selective_scan_recurrent(*cases.in_double(args), **run, initial_state=initial.double())
+    on_device = [t.to(DEVICE) for t in args]
+    y, states = selective_scan_chunked(*on_device, **run, initial_state=initial.to(DEVICE))
+    cases.assert_close((y.cpu().double(), states.cpu().double()), want, BOUND)
+    x, delta, A, B, C, D = on_device
+    some = slice(0, sequences)
+    token, state = (x[some], delta[some], A, B[some], C[some], D), initial.to(DEVICE)
+    want = selective_scan_recurrent(*token, cu_seqlens=range(sequences + 1), initial_state=state)
+    cases.assert_close((selective_scan_step(*token, state), state), want, BOUND)
 
 
 @pytest.mark.parametrize("cu", [[0, 1, 4, 4, 70], [0, 9, 18]])
