@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,17 @@ def environment(device: str) -> dict[str, Any]:
         "device": name,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        **{name: _version(name) for name in ("triton", "transformers")},
         "denim": denim.__version__,
         "threads": torch.get_num_threads(),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def write(path: Path | None, device: str, rows: list[dict[str, Any]]) -> None:

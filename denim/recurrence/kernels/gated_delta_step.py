@@ -29,17 +29,24 @@ def _load(ptr, mask):
 
 @triton.jit
 def _convolve(x_ptr, window_ptr, weight_ptr, channels, total: tl.constexpr, width: tl.constexpr, mask):
-    """silu of the convolution of `channels`, whose window moves on by one column. fp32."""
+    """silu of the convolution of `channels`, whose window moves on by one column. fp32.
+
+    A short vector lies in several warps at once, and only one of them stores. So every column is read by all
+    before it is overwritten: a barrier stands between its last load and its store.
+    """
     weight_ptr += channels * width
+    window_ptr += channels
     x = tl.load(x_ptr + channels, mask=mask, other=0.0)
     acc = x.to(tl.float32) * _load(weight_ptr + width - 1, mask)
     for j in tl.static_range(width - 1):
-        column = tl.load(window_ptr + j * total + channels, mask=mask, other=0.0)
-        acc += column.to(tl.float32) * _load(weight_ptr + j, mask)
-        if j > 0:
-            tl.store(window_ptr + (j - 1) * total + channels, column, mask=mask)
+        acc += _load(window_ptr + j * total, mask) * _load(weight_ptr + j, mask)
+    for j in tl.static_range(1, width - 1):
+        column = tl.load(window_ptr + j * total, mask=mask, other=0.0)
+        tl.debug_barrier()
+        tl.store(window_ptr + (j - 1) * total, column, mask=mask)
     if width > 1:
-        tl.store(window_ptr + (width - 2) * total + channels, x, mask=mask)
+        tl.debug_barrier()
+        tl.store(window_ptr + (width - 2) * total, x, mask=mask)
     acc = acc.to(x_ptr.dtype.element_ty).to(tl.float32)  # the plain form returns the model's dtype here
     return acc * tl.sigmoid(acc)
 
@@ -110,6 +117,7 @@ def _step(
         s = s * decay
         u = beta * (v - tl.sum(s * k[None, :], 1))
         s = s + u[:, None] * k[None, :]
+        tl.debug_barrier()  # a small tile lies in several warps at once, as above
         tl.store(state, s.to(state_ptr.dtype.element_ty), mask=tile_mask)
         o = tl.sum(s * q[None, :], 1)
 
