@@ -52,6 +52,7 @@ class AsyncEngine:
         self._core = EngineCore(EngineOptions.of(model=model, **options))
         self._clients: dict[str, _Client] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # nothing enters the inbox once `_closing` is set
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="denim-engine", daemon=True)
         self._thread.start()
@@ -93,8 +94,8 @@ class AsyncEngine:
                     raise item
                 yield item
         finally:
-            if not self._closing:
-                self._inbox.put(lambda: self._leave_early(id_, client))
+            with suppress(EngineClosedError):
+                self._post(lambda: self._leave_early(id_, client))
 
     async def abort(self, request_id: str) -> None:
         """End a request at once; its iteration gets a last delta with finish_reason "abort"."""
@@ -110,9 +111,7 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Abort what runs, end the thread, free the memory. Closing twice is no error."""
-        if not self._closing:
-            self._closing = True
-            self._inbox.put(lambda: None)
+        self._close_inbox()
         await asyncio.to_thread(self._thread.join)
 
     async def __aenter__(self) -> AsyncEngine:
@@ -135,7 +134,7 @@ class AsyncEngine:
                         self._deliver(delta)
         except BaseException as error:
             log.exception("the engine's thread died")
-            self._closing = True
+            self._close_inbox()
             self._leave(EngineClosedError(f"the engine died: {error!r}; start a new one"))
         else:
             self._leave(EngineClosedError("the engine was closed"))
@@ -171,9 +170,16 @@ class AsyncEngine:
     # Between the two
 
     def _post(self, action: Callable[[], None]) -> None:
-        if self._closing:
-            raise EngineClosedError("the engine was closed")
-        self._inbox.put(action)
+        with self._gate:
+            if self._closing:
+                raise EngineClosedError("the engine was closed")
+            self._inbox.put(action)
+
+    def _close_inbox(self) -> None:
+        """Let nothing more in, and wake the engine's thread if it waits there."""
+        with self._gate:
+            self._closing = True
+            self._inbox.put(lambda: None)
 
     async def _ask(self, question: Callable[[], Any]) -> Any:
         loop = asyncio.get_running_loop()
@@ -190,9 +196,10 @@ class AsyncEngine:
 
     def _abort_late(self, started: asyncio.Future[str]) -> None:
         """The client was cancelled before its request had begun."""
-        if not started.cancelled() and started.exception() is None and not self._closing:
+        if not started.cancelled() and started.exception() is None:
             id_ = started.result()
-            self._inbox.put(lambda: self._abort(id_))
+            with suppress(EngineClosedError):
+                self._post(lambda: self._abort(id_))
 
 
 def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], value: Any) -> None:

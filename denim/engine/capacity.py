@@ -14,6 +14,7 @@ import torch
 
 from denim.engine.options import EngineOptions, parse_bytes
 from denim.errors import CapacityError
+from denim.ledger.parameters import weight_bytes
 from denim.ledger.units import size_text
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
 from denim.spec.model import GatedDeltaNet, ModelSpec
@@ -103,7 +104,7 @@ def describe(spec: ModelSpec, layout: ArenaLayout, capacity: Capacity) -> str:
     lengths = sorted({min(n, capacity.max_model_len) for n in (512, 4096, capacity.max_model_len)})
     fits = ", ".join(f"{requests_that_fit(layout, capacity.num_slabs, n)} of {n:,} tokens" for n in lengths)
     return (
-        f"{_dtypes(spec, layout)}; "
+        f"{size_text(weight_bytes(spec))} of weights; {_dtypes(spec, layout)}; "
         f"arena {arena} ({capacity.num_slabs} slabs of {size_text(layout.slab_bytes)}); a request costs"
         f" {' + '.join(cost)}; fits {fits}; at most {capacity.max_num_seqs} run at once;"
         " prefixes are not reused between requests"

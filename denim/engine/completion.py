@@ -54,9 +54,9 @@ class Completion:
         return self._delta(text, [token], logprobs)
 
     def end(self, reason: str) -> StreamDelta:
-        """End without a further token ("abort", "error"); text that was held back is given out."""
+        """End without a further token: by "abort", which gives out text that was held back, or by "error"."""
         self.output.finish_reason = reason
-        return self._delta(self._text.flush(), [], None)
+        return self._delta("" if reason == "error" else self._text.flush(), [], None)
 
     def _delta(self, text: str, tokens: list[int], logprobs: list | None) -> StreamDelta:
         output = self.output

@@ -78,7 +78,8 @@ class EngineCore:
         self.requests: dict[str, InFlight] = {}
         self.steps = 0
         self.tokens = 0
-        self._ids = count()
+        self._ids = count()  # of completions; the scheduler's ids
+        self._accepted = 0  # requests so far
         self._request_of: dict[int, str] = {}
         log.info("%s on %s: %s", self.loaded.name, device, describe(spec, self.layout, capacity))
 
@@ -95,46 +96,27 @@ class EngineCore:
         """Queue a request; returns its id. Raises RequestError, with nothing kept, when it cannot run."""
         params = params or SamplingParams()
         text, tokens = self._tokens_of(prompt)
-        first_id = next(self._ids)
-        request_id = f"request-{first_id}" if request_id is None else request_id
+        if request_id is None:
+            request_id = f"request-{self._accepted}"
         if request_id in self.requests:
             raise RequestError(f"request_id {request_id!r} is in use by a request that has not finished")
-        if params.detokenize and params.stop:
-            need_tokenizer(self.tokenizer, "stop")
-        resolved = params.resolve(self.defaults, seed=self.options.seed + first_id)
-        resolved.check_vocab(self.spec.vocab_size)
-        limit = self.scheduler.config.max_model_len - len(tokens)
-        max_tokens = limit if params.max_tokens is None else min(params.max_tokens, limit)
-
+        params = params.resolve(self.defaults, seed=self.options.seed + self._accepted)
+        params.check_vocab(self.spec.vocab_size)
         metrics = RequestMetrics(time.monotonic())
-        output = RequestOutput(request_id, text, tokens, [], metrics=metrics)
-        in_flight = InFlight(output, metrics)
-        family = Family() if resolved.n > 1 else None
-        added: list[int] = []
+        in_flight = InFlight(RequestOutput(request_id, text, tokens, [], metrics=metrics), metrics)
+        family = Family() if params.n > 1 else None
         try:
-            for index in range(resolved.n):
-                id_ = first_id if index == 0 else next(self._ids)
-                ends = self.defaults.end_token_ids
-                sampling = SamplingState(resolved, tokens, self.spec.vocab_size, ends, index)
-                completion = Completion(
-                    request_id, index, resolved, sampling, max_tokens, ends, self.tokenizer
-                )
-                scored = resolved.prompt_logprobs if index == 0 else None
-                request = Request(
-                    id_, tokens, max_tokens, sampling, priority, prompt_logprobs=scored, family=family
-                )
-                self.scheduler.add(request)
-                added.append(id_)
-                in_flight.completions[id_] = completion
+            for index in range(params.n):
+                self._add_completion(in_flight, index, params, priority, family)
         except BaseException:
-            for id_ in added:
+            for id_ in in_flight.completions:
                 self.scheduler.abort(id_)
             raise
-        output.outputs = [completion.output for completion in in_flight.completions.values()]
-        if resolved.prompt_logprobs is not None:
-            output.prompt_logprobs = [None]
+        if params.prompt_logprobs is not None:
+            in_flight.output.prompt_logprobs = [None]
         self.requests[request_id] = in_flight
-        self._request_of |= dict.fromkeys(added, request_id)
+        self._request_of |= dict.fromkeys(in_flight.completions, request_id)
+        self._accepted += 1
         return request_id
 
     def abort(self, request_id: str) -> list[StreamDelta]:
@@ -192,7 +174,12 @@ class EngineCore:
             in_flight = self.requests[request_id]
             if in_flight.metrics.first_token_time is None:
                 in_flight.metrics.first_token_time = now
-            delta = in_flight.completions[id_].accept(token, result.logprobs.get(id_))
+            try:
+                delta = in_flight.completions[id_].accept(token, result.logprobs.get(id_))
+            except Exception:
+                log.exception("request %s: its text cannot be made; it ends with an error", request_id)
+                deltas.append(self._end(id_, "error"))
+                continue
             deltas.append(delta)
             if delta.finish_reason is not None:
                 self.scheduler.finish(id_, delta.finish_reason)
@@ -216,6 +203,22 @@ class EngineCore:
         self.scheduler.check()
 
     # Parts
+
+    def _add_completion(
+        self, in_flight: InFlight, index: int, params: SamplingParams, priority: int, family: Family | None
+    ) -> None:
+        """Queue completion `index`; the first one also reports the prompt's log-probabilities."""
+        output, ends = in_flight.output, self.defaults.end_token_ids
+        prompt = output.prompt_token_ids
+        room = self.scheduler.config.max_model_len - len(prompt)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        sampling = SamplingState(params, prompt, self.spec.vocab_size, ends, index)
+        completion = Completion(output.request_id, index, params, sampling, max_tokens, ends, self.tokenizer)
+        scored = params.prompt_logprobs if index == 0 else None
+        id_ = next(self._ids)
+        self.scheduler.add(Request(id_, prompt, max_tokens, sampling, priority, scored, family))
+        in_flight.completions[id_] = completion
+        output.outputs.append(completion.output)
 
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """(text, token ids) of a prompt, checked against vocabulary and context."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 from denim.engine.core import EngineCore, Prompt
@@ -137,7 +138,7 @@ def _as_list(prompts: Any) -> list[Prompt]:
         return [prompts]
     if isinstance(prompts, (bytes, dict)) or not isinstance(prompts, Sequence):
         raise RequestError(f"prompts are a string, a list of token ids, or a list of either; got {prompts!r}")
-    if prompts and all(isinstance(item, int) for item in prompts):
+    if prompts and all(isinstance(item, Integral) for item in prompts):
         return [list(prompts)]
     return list(prompts)
 

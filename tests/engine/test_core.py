@@ -315,3 +315,37 @@ def test_metrics_are_in_order(mute: tuple[Path, Judge]) -> None:
     times = output.metrics
     assert times is not None
     assert times.arrival_time <= times.first_scheduled_time <= times.first_token_time <= times.finished_time
+
+
+def test_text_that_cannot_be_made(speaking: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer that fails ends the one request; the scheduler and its mates go on."""
+    core = EngineCore(EngineOptions.of(model=speaking, memory="1MiB", max_model_len=256, debug=True))
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    ids = [core.add([5, 6, 7], params), core.add([8, 9], params)]
+    victim, mate = (core.requests[id_] for id_ in ids)
+    core.step()
+
+    def fail(token: int) -> str:
+        raise ValueError("no such token")
+
+    (completion,) = victim.completions.values()
+    monkeypatch.setattr(completion._text, "push", fail)
+    finish(core)
+    assert victim.output.outputs[0].finish_reason == "error"
+    assert mate.output.outputs[0].finish_reason == "length"
+    assert_idle(core)
+
+
+def test_refused_requests_change_no_seed(mute: tuple[Path, Judge]) -> None:
+    """What others draw does not depend on requests that never ran."""
+    params = SamplingParams(temperature=1.0, max_tokens=8)
+    drawn = []
+    for refused in (False, True):
+        core = core_of(mute[0])
+        if refused:
+            with pytest.raises(RequestError):
+                core.add([1, 2], SamplingParams(stop_token_ids=[VOCAB + 5]))
+        output = core.requests[core.add([1, 2, 3], params)].output
+        finish(core)
+        drawn.append(output.outputs[0].token_ids)
+    assert drawn[0] == drawn[1]
