@@ -43,8 +43,10 @@ def examine() -> dict[str, Any]:
 
     from denim.engine.loading import choose_device
     from denim.layers.linear import can_pack
+    from denim.recurrence.backend import decode_backend
 
     memory = psutil.virtual_memory()
+    device = choose_device("auto")
     return {
         "denim": denim.__version__,
         "python": platform.python_version(),
@@ -55,7 +57,8 @@ def examine() -> dict[str, Any]:
         "packages": {name: _version(name) for name in REQUIRED + OPTIONAL},
         "cuda": torch.version.cuda,
         "devices": [_device(index) for index in range(torch.cuda.device_count())],
-        "chosen_device": str(choose_device("auto")),
+        "chosen_device": str(device),
+        "decode_backend": decode_backend(device.type),
         "cpu_bf16_packed": can_pack(torch.empty(1, 1, dtype=torch.bfloat16)),
         "embedded_model": (embedded_model() / "config.json").is_file(),
     }
@@ -82,7 +85,8 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("needed", ", ".join(f"{name} {found[name]}" for name in REQUIRED[1:])),
         ("optional", ", ".join(f"{name} {found[name]}" for name in OPTIONAL)),
         ("denim-tiny", "there" if report["embedded_model"] else "missing: the installation is not whole"),
-        ("Denim runs on", f"{report['chosen_device']}; attention and linear layers in plain torch"),
+        ("Denim runs on", report["chosen_device"]),
+        ("kernels", f"decode of linear layers: {report['decode_backend']}; everything else: torch"),
     ]
 
 

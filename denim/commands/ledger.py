@@ -38,7 +38,8 @@ def show_ledger(
         print(json.dumps(values, indent=2))
         return
     console = Console(highlight=False)
-    name = (place if place.is_dir() else place.parent).resolve().name
+    in_folder = place.is_dir() or place.name == "config.json"
+    name = (place if place.is_dir() else place.parent).resolve().name if in_folder else place.stem
     for line in summary(name, values):
         console.print(line, soft_wrap=True)
     console.print(table(values))
