@@ -93,7 +93,8 @@ class Bench:
 
     def run(self, tokens: list[int], start: int, end: int, slot_in: int, slot_out: int) -> Tensor:
         """Logits [end - start, vocab] of tokens[start:end] after slot_in's state; writes slot_out."""
-        first_page = self.storage.layout.size_class("page").count * 4
+        layout = self.storage.layout
+        first_page = layout.size_class("page").count * 4 if layout.has("page") else 0
         table = torch.arange(first_page, first_page + -(-end // self.page_size))
         positions = torch.arange(start, end)
         decode = end - start == 1 and slot_in == slot_out

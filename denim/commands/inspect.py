@@ -59,7 +59,7 @@ def describe(place: Path) -> dict[str, Any]:
         "max_position": spec.max_position,
         "mixers": _kinds(spec, "mixer"),
         "ffns": _kinds(spec, "ffn"),
-        "rope": asdict(spec.rope),
+        "rope": None if spec.rope is None else asdict(spec.rope),
         "tie_embeddings": spec.tie_embeddings,
         "mtp_layers": len(spec.mtp_layers),
         "dtype": spec.dtype,
@@ -90,11 +90,13 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [(f"  {letter}", _fields_text(mixer)) for letter, mixer in report["mixers"].items()]
     lines += [("  FFN", _fields_text(ffn)) for ffn in report["ffns"].values()]
     rope = report["rope"]
-    scaling = f", YaRN × {rope['factor']:g}" if rope["kind"] == "yarn" else ""
+    turned = "no RoPE" if rope is None else f"RoPE theta {rope['theta']:,.0f}"
+    if rope is not None and rope["kind"] == "yarn":
+        turned += f", YaRN × {rope['factor']:g}"
     lines += [
         ("hidden size", f"{report['hidden_size']:,}"),
         ("vocabulary", f"{report['vocab_size']:,}"),
-        ("context", f"{report['max_position']:,} tokens, RoPE theta {rope['theta']:,.0f}{scaling}"),
+        ("context", f"{report['max_position']:,} tokens, {turned}"),
         ("dtypes", f"{report['dtype']}, states {report['state_dtype']}"),
         (
             "parameters",

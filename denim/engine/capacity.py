@@ -17,7 +17,8 @@ from denim.errors import CapacityError
 from denim.ledger.parameters import weight_bytes
 from denim.ledger.units import size_text
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
-from denim.spec.model import GatedDeltaNet, ModelSpec
+from denim.spec.mixers import GatedDeltaNet
+from denim.spec.model import ModelSpec
 
 log = logging.getLogger("denim")
 

@@ -17,7 +17,7 @@ import torch
 from denim.engine.options import EngineOptions
 from denim.engine.tokenizer import Tokenizer, load_tokenizer
 from denim.errors import ConfigError
-from denim.models.registry import Model
+from denim.models.family import Model
 from denim.models.weights import load_model
 from denim.spec.config_file import embedded_model
 from denim.spec.generation import GenerationDefaults, read_generation_defaults

@@ -21,7 +21,8 @@ class Memory(Protocol):
     """The arena's storage as layers see it: strided views indexed by page id and slot id."""
 
     def kv(self, layer: int) -> Tensor:
-        """[pages, 2, page_size, num_kv_heads, head_dim]; 2 is key, value."""
+        """[pages, *page_shape] of the layer's mixer; for full attention [pages, 2, page_size, kv_heads,
+        head_dim], 2 being key and value."""
         ...
 
     def state(self, layer: int, role: str) -> Tensor:

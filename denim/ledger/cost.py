@@ -13,7 +13,8 @@ from typing import Any
 from denim.errors import ConfigError
 from denim.ledger.flops import decode_flops, prefill_flops
 from denim.ledger.parameters import count_parameters, weight_bytes
-from denim.spec.model import DTYPE_BYTES, ModelSpec
+from denim.spec.mixers import DTYPE_BYTES, NoMixer
+from denim.spec.model import ModelSpec
 
 LENGTHS = (512, 1024, 4096, 32768, 262144)
 """Lengths that a table shows where nothing else is asked for."""
@@ -81,9 +82,10 @@ def ledger_of(spec: ModelSpec, kv_dtype: str = "auto") -> Ledger:
     tensors = [tensor for mixer in mixers for tensor in mixer.state_tensors(spec.state_dtype, spec.dtype)]
     convs = [tensor for tensor in tensors if tensor.role == "conv"]
     kv = [mixer.kv_elements() * per_element for mixer in mixers]
+    mixing = sum(not isinstance(mixer, NoMixer) for mixer in mixers)
     return Ledger(
         kv_bytes_per_token=sum(kv),
-        all_full_kv_bytes_per_token=len(kv) * max(kv) if any(kv) else None,
+        all_full_kv_bytes_per_token=mixing * max(kv) if any(kv) else None,
         mtp_kv_bytes_per_token=sum(layer.mixer.kv_elements() for layer in spec.mtp_layers) * per_element,
         state_bytes=sum(tensor.bytes for tensor in tensors if tensor.role == "recurrent"),
         conv_bytes=sum(tensor.bytes for tensor in convs),

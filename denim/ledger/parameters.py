@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from denim.spec.model import DTYPE_BYTES, Layer, ModelSpec
+from denim.spec.ffn import NoFFN
+from denim.spec.mixers import DTYPE_BYTES, NoMixer
+from denim.spec.model import Layer, ModelSpec
 
 
 class Parameters(NamedTuple):
@@ -53,5 +55,5 @@ def multiplied_parameters(spec: ModelSpec) -> int:
 
 
 def _layer(layer: Layer, hidden: int) -> int:
-    norms = 2 * hidden
+    norms = hidden * (2 - isinstance(layer.mixer, NoMixer) - isinstance(layer.ffn, NoFFN))
     return layer.mixer.parameters(hidden) + layer.ffn.parameters(hidden) + norms

@@ -17,7 +17,8 @@ from math import prod
 from typing import NamedTuple
 
 from denim.errors import CapacityError
-from denim.spec.model import DTYPE_BYTES, ModelSpec
+from denim.spec.mixers import DTYPE_BYTES
+from denim.spec.model import ModelSpec
 
 PAGE = "page"
 SLOT = "slot"
@@ -77,15 +78,16 @@ class ArenaLayout:
 
         `kv_dtype` None means the model's dtype. `kv_layers` are the layers whose KV lies in a page, as
         indices into `spec.layers + spec.mtp_layers`; None means all attention layers of the trunk.
-        Within a page: layer by layer, each (2, page_size, num_kv_heads, head_dim), 2 being key and
-        value. Within a slot: layer by layer, each layer's state tensors in the spec's order.
+        Within a page: layer by layer, each its mixer's `page_shape`. Within a slot: layer by layer, each
+        layer's state tensors in the spec's order.
         """
         layers = spec.layers + spec.mtp_layers
         kv = spec.attention_layers if kv_layers is None else kv_layers
         pages = []
         for index in kv:
-            two, heads, head_dim = layers[index].mixer.kv_shape  # type: ignore[union-attr]
-            pages.append((index, "kv", (two, page_size, heads, head_dim), kv_dtype or spec.dtype))
+            shape = layers[index].mixer.page_shape(page_size)
+            assert shape is not None, f"layer {index} keeps no KV"
+            pages.append((index, "kv", shape, kv_dtype or spec.dtype))
         slots = [
             (index, tensor.role, tensor.shape, tensor.dtype)
             for index in spec.linear_layers

@@ -43,7 +43,7 @@ class Storage:
         self._state = {(place.layer, place.role): self._view(SLOT, place) for place in layout.slot_tensors}
 
     def kv(self, layer: int) -> Tensor:
-        """KV of one layer, [num_pages, 2, page_size, num_kv_heads, head_dim]: keys, then values."""
+        """KV of one layer, [num_pages, *page_shape of its mixer]."""
         return self._kv[layer]
 
     def state(self, layer: int, role: str) -> Tensor:

@@ -20,7 +20,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from denim.errors import ConfigError
-from denim.models.registry import Model, family_of
+from denim.layers.norm import RMSNorm
+from denim.models.causal_lm import EMBEDDING, HEAD
+from denim.models.family import Model
+from denim.models.registry import family_of
 from denim.spec.model import ModelSpec
 
 log = logging.getLogger("denim")
@@ -86,7 +89,7 @@ def load_model(
                 )
             _warn_of_zero_rows(published[name], tensor)
             target.copy_(tensor)
-        if spec.tie_embeddings and "lm_head.weight" in published:
+        if spec.tie_embeddings and HEAD in published:
             _check_tied(files, where, published)
     model.prepare()
     return model
@@ -158,12 +161,12 @@ def _check_names(
     missing = sorted(targets.keys() - published.keys())
     if missing:
         hint = ""
-        if missing == ["lm_head.weight"]:
+        if missing == [HEAD]:
             hint = "; if the head is the embedding, the config should say tie_word_embeddings: true"
         raise ConfigError(f"{folder}: the weights lack {_some(missing)}{hint}")
     surplus = sorted(published[name] for name in published.keys() - targets.keys())
-    if tied and "lm_head.weight" in surplus:
-        surplus.remove("lm_head.weight")
+    if tied and HEAD in surplus:
+        surplus.remove(HEAD)
     if surplus:
         raise ConfigError(
             f"{folder}: the weights hold {_some(surplus)}, which the config does not account for"
@@ -177,10 +180,7 @@ def _some(names: list[str]) -> str:
 
 
 def _check_tied(files: _Files, where: dict[str, Path], published: dict[str, str]) -> None:
-    embedding, head = (
-        files.tensor(where[published[name]], published[name])
-        for name in ("model.embed_tokens.weight", "lm_head.weight")
-    )
+    embedding, head = (files.tensor(where[published[name]], published[name]) for name in (EMBEDDING, HEAD))
     if embedding.shape != head.shape or not torch.equal(embedding, head.to(embedding.dtype)):
         raise ConfigError(
             "the config ties the head to the embedding (tie_word_embeddings: true), but the weights hold a"
@@ -227,12 +227,16 @@ def random_weights(spec: ModelSpec, *, device: torch.device | str, chunk_size: i
     """
     model = family_of(spec).build(spec, chunk_size=chunk_size, device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
+    norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
+    for norm in norms:
+        norm.weight.data.fill_(0.0 if norm.zero_centred else 1.0)
+    done = {norm.weight.data_ptr() for norm in norms}
     for name, target in sorted(model.targets().items()):
-        if name.endswith(("norm.weight", "layernorm.weight", "dt_bias")):
-            target.fill_(1.0 if name.endswith(("linear_attn.norm.weight", "dt_bias")) else 0.0)
-        elif name.endswith("A_log"):
+        if name.endswith("A_log"):
             target.uniform_(1.0, 16.0, generator=generator).log_()
-        else:
+        elif name.endswith("dt_bias"):
+            target.fill_(1.0)
+        elif target.data_ptr() not in done:
             target.normal_(std=0.02, generator=generator)
     model.prepare()
     return model

@@ -18,7 +18,7 @@ from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT
 from denim.memory.storage import Storage
 from denim.memory.swap import SwapSpace
-from denim.models.registry import Model
+from denim.models.family import Model
 from denim.runner.logprobs import TokenLogprobs, prompt_logprobs
 from denim.runner.plan import Span, StepPlan, Swap
 from denim.runner.sampler import Sampler

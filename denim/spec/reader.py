@@ -1,26 +1,23 @@
 """From a config to a `ModelSpec`.
 
-Owns the registry of families by `model_type`. Knows nothing of what a family's keys mean.
+Owns the choice of the family's reader by `model_type`. Readers are found, not listed: a new module in
+`denim.spec.families` is enough. Knows nothing of what a family's keys mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 from denim.errors import ConfigError
-from denim.spec import qwen3_5
+from denim.spec import families
 from denim.spec.config_file import Source, load_config
 from denim.spec.model import ModelSpec
 
 Reader = Callable[[Mapping[str, Any], str, str], ModelSpec]
-
-READERS: dict[str, Reader] = {
-    "qwen3_5": qwen3_5.read_wrapper,
-    "qwen3_5_moe": qwen3_5.read_wrapper,
-    "qwen3_5_text": qwen3_5.read_text,
-    "qwen3_5_moe_text": qwen3_5.read_text,
-}
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
@@ -38,7 +35,17 @@ def read_spec(source: Source, *, dtype: str = "auto", state_dtype: str = "auto")
             raise ConfigError(f"{name} is {value!r}; supported: {', '.join(DTYPES)}")
     config = load_config(source)
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in READERS:
+    known = readers()
+    if not isinstance(kind, str) or kind not in known:
         seen = f"is {kind!r}" if kind is not None else "is missing"
-        raise ConfigError(f"config.json: 'model_type' {seen}; supported: {', '.join(sorted(READERS))}")
-    return READERS[kind](config, dtype, state_dtype)
+        raise ConfigError(f"config.json: 'model_type' {seen}; supported: {', '.join(sorted(known))}")
+    return known[kind](config, dtype, state_dtype)
+
+
+@cache
+def readers() -> dict[str, Reader]:
+    """`model_type` -> the reader of such configs (config, dtype, state_dtype) -> ModelSpec."""
+    found: dict[str, Reader] = {}
+    for module in iter_modules(families.__path__):
+        found.update(import_module(f"{families.__name__}.{module.name}").READERS)
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from denim.spec.model import DenseFFN, FullAttention, GatedDeltaNet, Layer, ModelSpec, Rope
+from denim.spec.ffn import DenseFFN
+from denim.spec.mixers import FullAttention, GatedDeltaNet
+from denim.spec.model import Layer, ModelSpec, Rope
 
 
 def illustrative() -> ModelSpec:

@@ -8,7 +8,9 @@ import pytest
 
 from denim.errors import CapacityError
 from denim.memory.layout import MAX_WASTE, PAGE, SLOT, STRIDE_ALIGN, ArenaLayout, smallest_slab
-from denim.spec.model import DenseFFN, FullAttention, GatedDeltaNet, Layer, ModelSpec, Rope
+from denim.spec.ffn import DenseFFN
+from denim.spec.mixers import FullAttention, GatedDeltaNet
+from denim.spec.model import Layer, ModelSpec, Rope
 
 KIB, MIB = 2**10, 2**20
 

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from denim.errors import ConfigError
+from denim.spec.ffn import FFN, DenseFFN, MoEFFN
 from denim.spec.fields import Fields
-from denim.spec.model import FFN, DenseFFN, FullAttention, GatedDeltaNet, Layer, Mixer, ModelSpec, MoEFFN
+from denim.spec.mixers import FullAttention, GatedDeltaNet, Mixer
+from denim.spec.model import Layer, ModelSpec
 from denim.spec.rope import read_rope
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -189,3 +191,11 @@ def _state_dtype(text: Fields, state_dtype: str) -> str:
 def _refuse_quantised(fields: Fields) -> None:
     if fields.get("quantization_config") is not None:
         raise fields.error("quantization_config", "unquantised checkpoints, which have no such key")
+
+
+READERS = {
+    "qwen3_5": read_wrapper,
+    "qwen3_5_moe": read_wrapper,
+    "qwen3_5_text": read_text,
+    "qwen3_5_moe_text": read_text,
+}

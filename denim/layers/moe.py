@@ -1,0 +1,88 @@
+"""A sparse mixture of experts: a router chooses, the chosen experts run, their outputs are weighed and added.
+
+One module serves every family; what differs between routers is in `MoEFFN`, whose docstring names the fields.
+Scores and weights are fp32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from denim.layers.ffn import ACTIVATIONS, GatedFFN, PlainFFN
+from denim.layers.linear import Linear
+from denim.spec.ffn import MoEFFN
+
+
+class SparseMoE(nn.Module):
+    """`up`: [experts, rows, hidden], rows = [gate | up] if gated, else up alone; `down`: [experts, hidden,
+    intermediate]; `bias` (if there is a selection bias): [experts] fp32."""
+
+    def __init__(self, spec: MoEFFN, hidden: int, *, dtype: torch.dtype, device: torch.device | str):
+        super().__init__()
+        self.spec = spec
+        self.act = ACTIVATIONS[spec.activation]
+        self.router = Linear(hidden, spec.num_experts, dtype=dtype, device=device)
+
+        def empty(*shape: int, of: torch.dtype = dtype) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape, dtype=of, device=device), requires_grad=False)
+
+        self.up = empty(spec.num_experts, spec.intermediate * (2 if spec.gated else 1), hidden)
+        self.down = empty(spec.num_experts, hidden, spec.intermediate)
+        self.bias = empty(spec.num_experts, of=torch.float32) if spec.selection_bias else None
+        self.shared = self.shared_gate = None
+        if spec.shared_intermediate:
+            ffn = GatedFFN if spec.gated else PlainFFN
+            self.shared = ffn(
+                hidden, spec.shared_intermediate, dtype=dtype, device=device, activation=spec.activation
+            )
+            if spec.shared_gate:
+                self.shared_gate = Linear(hidden, 1, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [T, hidden]. Experts run one after another over the tokens that chose them."""
+        weights, chosen = self._route(x)
+        weights = weights.to(x.dtype).flatten()
+        out = torch.zeros_like(x)
+        order = chosen.flatten().argsort(stable=True)
+        counts = chosen.flatten().bincount(minlength=self.spec.num_experts).tolist()
+        begin = 0
+        for expert, count in enumerate(counts):
+            if not count:
+                continue
+            picks = order[begin : begin + count]
+            begin += count
+            tokens = picks // self.spec.top_k
+            y = F.linear(x[tokens], self.up[expert])
+            if self.spec.gated:
+                gate, y = y.chunk(2, dim=-1)
+                y = self.act(gate) * y
+            else:
+                y = self.act(y)
+            out.index_add_(0, tokens, F.linear(y, self.down[expert]) * weights[picks, None])
+        if self.shared is None:
+            return out
+        shared = self.shared(x)
+        return out + (shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * shared)
+
+    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and expert ids of every token's choice, [T, top_k] each."""
+        spec = self.spec
+        logits = self.router(x).float()
+        if spec.scoring == "softmax_top_k":
+            best, chosen = logits.topk(spec.top_k, dim=-1)
+            return best.softmax(dim=-1) * spec.scale, chosen
+        scores = logits.softmax(dim=-1) if spec.scoring == "softmax" else logits.sigmoid()
+        ranked = scores if self.bias is None else scores + self.bias
+        if spec.groups > 1:
+            by_group = ranked.unflatten(-1, (spec.groups, -1))
+            strength = by_group.topk(2, dim=-1).values.sum(dim=-1)
+            kept = torch.zeros_like(strength, dtype=torch.bool)
+            kept.scatter_(-1, strength.topk(spec.top_groups, dim=-1).indices, True)
+            ranked = by_group.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
+        chosen = ranked.topk(spec.top_k, dim=-1).indices
+        weights = scores.gather(-1, chosen)
+        if spec.renormalise:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)  # the published guard
+        return weights * spec.scale, chosen

@@ -1,0 +1,119 @@
+"""What surrounds the blocks in every model: embedding, final norm, head, positions.
+
+Owns the way tokens -> hidden states -> logits and the weights that all families have in common. A family's
+file makes the blocks and names the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from denim.layers.batch import StepBatch
+from denim.layers.ffn import GatedFFN
+from denim.layers.linear import Linear
+from denim.layers.norm import RMSNorm
+from denim.layers.rotary import Rotary
+from denim.spec.model import ModelSpec
+
+Targets = dict[str, Tensor]
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+class CausalLM(nn.Module):
+    """A stack of blocks, each called as block(x [T, hidden], batch) -> [T, hidden].
+
+    Targets of every family use the names `EMBEDDING` and `HEAD`; a family that publishes others renames
+    them in its `canonical_name`. `embedding_scale` multiplies embeddings, `logit_scale` the logits.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        blocks: Sequence[nn.Module],
+        *,
+        device: torch.device | str,
+        zero_centred: bool = False,
+        embedding_scale: float = 1.0,
+        logit_scale: float = 1.0,
+    ):
+        super().__init__()
+        self.spec = spec
+        self.embedding_scale = embedding_scale
+        self.logit_scale = logit_scale
+        dtype = getattr(torch, spec.dtype)
+        self.embedding = nn.Parameter(
+            torch.empty(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device), requires_grad=False
+        )
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = RMSNorm(
+            spec.hidden_size, spec.norm_eps, zero_centred=zero_centred, dtype=dtype, device=device
+        )
+        self.head = Linear(spec.hidden_size, spec.vocab_size, dtype=dtype, device=device)
+        if spec.tie_embeddings:
+            self.head.weight = self.embedding
+        turned = max((layer.mixer.turned_dim for layer in spec.layers), default=0)
+        self.rotary = Rotary(spec.rope, turned, device) if spec.rope is not None and turned else None
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, batch: StepBatch) -> Tensor:
+        """tokens [T] int64 -> hidden states [T, hidden] after the final norm; pages and slots are written."""
+        x = F.embedding(tokens, self.embedding)
+        if self.embedding_scale != 1.0:
+            x = x * self.embedding_scale
+        if self.rotary is not None:
+            batch.cos, batch.sin = self.rotary.angles(batch.positions, x.dtype)
+        for block in self.blocks:
+            x = block(x, batch)
+        return self.norm(x)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R, hidden] -> logits [R, vocab] in fp32."""
+        logits = self.head(hidden).float()
+        return logits if self.logit_scale == 1.0 else logits * self.logit_scale
+
+    def prepare(self) -> None:
+        """Fix what is derived from weights. Call once after they are loaded."""
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                module.prepare()
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack(keep=module is self.head and self.spec.tie_embeddings)
+
+    def targets(self, published: Container[str] = ()) -> Targets:
+        """Published tensor name -> the memory that it is copied into, with the published shape.
+
+        `published`, the names in the files, tells which form to expect where there are several.
+        """
+        names: Targets = {EMBEDDING: self.embedding, "model.norm.weight": self.norm.weight}
+        if not self.spec.tie_embeddings:
+            names[HEAD] = self.head.weight
+        for i, block in enumerate(self.blocks):
+            prefix = f"model.layers.{i}."
+            names.update(
+                {prefix + name: t for name, t in self.block_targets(block, prefix, published).items()}
+            )
+        return {name: tensor.data for name, tensor in names.items()}
+
+    def block_targets(self, block: nn.Module, prefix: str, published: Container[str]) -> Targets:
+        """Targets of one block by their names behind `prefix`. The family's own."""
+        raise NotImplementedError
+
+
+def rows_of(weight: Tensor, names_and_rows: Sequence[tuple[str, int]]) -> Targets:
+    """Consecutive row ranges of a fused weight, by name."""
+    parts = weight.data.split([rows for _, rows in names_and_rows])
+    return {name: part for (name, _), part in zip(names_and_rows, parts, strict=True)}
+
+
+def swiglu_targets(ffn: GatedFFN, prefix: str) -> Targets:
+    """A gated network whose projections are published as gate_proj, up_proj and down_proj."""
+    rows = [(f"{prefix}gate_proj.weight", ffn.intermediate), (f"{prefix}up_proj.weight", ffn.intermediate)]
+    return rows_of(ffn.gate_up.weight, rows) | {f"{prefix}down_proj.weight": ffn.down.weight}
