@@ -24,7 +24,7 @@ QUERY_BLOCK = {"cpu": 128, "cuda": 8192}
 class Attention(nn.Module):
     """Gated grouped-query attention with QK-norm and partial RoPE.
 
-    `qkv.weight` is [q (per head [q | gate] if gated) | k | v] by rows.
+    `qkv.weight` is [q (per head [q | gate] if gated) | k | v] by rows. `zero_centred` is said of the QK-norm.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Attention(nn.Module):
         norm_eps: float,
         dtype: torch.dtype,
         device: torch.device | str,
+        zero_centred: bool = True,
     ):
         super().__init__()
         self.spec = spec
@@ -45,7 +46,7 @@ class Attention(nn.Module):
         self.qkv = Linear(hidden, self.q_rows + 2 * self.kv_rows, dtype=dtype, device=device)
         self.out = Linear(spec.num_heads * spec.head_dim, hidden, dtype=dtype, device=device)
         if spec.qk_norm:
-            norm = {"zero_centred": True, "dtype": dtype, "device": device}
+            norm = {"zero_centred": zero_centred, "dtype": dtype, "device": device}
             self.q_norm = RMSNorm(spec.head_dim, norm_eps, **norm)
             self.k_norm = RMSNorm(spec.head_dim, norm_eps, **norm)
 

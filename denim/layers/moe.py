@@ -84,5 +84,5 @@ class SparseMoE(nn.Module):
         chosen = ranked.topk(spec.top_k, dim=-1).indices
         weights = scores.gather(-1, chosen)
         if spec.renormalise:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)  # the published guard
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + spec.guard)
         return weights * spec.scale, chosen

@@ -40,7 +40,8 @@ class MoEFFN:
     """Each token goes through its `top_k` of `num_experts` experts, and through one shared expert.
 
     `scoring`: "softmax" over all experts, "softmax_top_k" over the chosen ones only, or "sigmoid".
-    `renormalise`: the chosen weights are divided by their sum. `scale` multiplies them at the end.
+    `renormalise`: the chosen weights are divided by their sum, to which the published code adds `guard`.
+    `scale` multiplies them at the end.
     `selection_bias`: a learned bias decides with the scores which experts are chosen, and does not weigh.
     `groups`, `top_groups`: experts are chosen within the best groups only (1, 1: no groups); a group counts
     as the sum of its two best scores.
@@ -54,6 +55,7 @@ class MoEFFN:
     shared_intermediate: int = 0
     scoring: str = "softmax"
     renormalise: bool = True
+    guard: float = 1e-20
     scale: float = 1.0
     selection_bias: bool = False
     groups: int = 1
