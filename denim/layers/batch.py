@@ -79,3 +79,16 @@ class StepBatch:
         rows = self.num_decode
         lengths = torch.tensor(self.kv_lengths[:rows], device=self.positions.device)
         return nn.utils.rnn.pad_sequence(self.tables[:rows], batch_first=True), lengths
+
+    def starting(self, view: Tensor) -> Tensor | None:
+        """What the spans behind the decode rows begin from, [N - R, *shape] of a view [slots, *shape].
+
+        Zeros for a fresh span, whose slot is never read; None when all are fresh.
+        """
+        if not len(self.carried):
+            return None
+        carried = view.index_select(0, self.carried_slots)
+        if len(carried) == len(self.prefill_slots):
+            return carried
+        begin = torch.zeros(len(self.prefill_slots), *view.shape[1:], dtype=view.dtype, device=view.device)
+        return begin.index_copy_(0, self.carried, carried)

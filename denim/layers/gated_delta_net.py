@@ -109,7 +109,7 @@ class GatedDeltaNetLayer(nn.Module):
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
         qkv, z, log_decay, beta = self._split(projected)
-        mixed, window = short_conv(qkv, self.conv, cu_seqlens=cu_seqlens, window=_begin(conv, batch))
+        mixed, window = short_conv(qkv, self.conv, cu_seqlens=cu_seqlens, window=batch.starting(conv))
         q, k, v = self._heads(F.silu(mixed))
         out, final = gated_delta_chunked(
             q,
@@ -118,7 +118,7 @@ class GatedDeltaNetLayer(nn.Module):
             log_decay,
             beta,
             cu_seqlens=cu_seqlens,
-            initial_state=_begin(states, batch),
+            initial_state=batch.starting(states),
             chunk_size=self.chunk_size,
         )
         conv.index_copy_(0, batch.prefill_slots, window)
@@ -140,17 +140,3 @@ class GatedDeltaNetLayer(nn.Module):
         q = l2norm(q.reshape(-1, spec.num_key_heads, spec.key_dim).float())
         k = l2norm(k.reshape(-1, spec.num_key_heads, spec.key_dim).float())
         return q, k, v.reshape(-1, spec.num_value_heads, spec.value_dim).float()
-
-
-def _begin(view: Tensor, batch: StepBatch) -> Tensor | None:
-    """What the sequences behind the decode rows begin from, [N, *shape] of a view [slots, *shape].
-
-    Zeros for a fresh sequence, whose slot is never read; None when all are fresh.
-    """
-    if not len(batch.carried):
-        return None
-    carried = view.index_select(0, batch.carried_slots)
-    if len(carried) == len(batch.prefill_slots):
-        return carried
-    begin = torch.zeros(len(batch.prefill_slots), *view.shape[1:], dtype=view.dtype, device=view.device)
-    return begin.index_copy_(0, batch.carried, carried)

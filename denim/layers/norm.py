@@ -52,3 +52,33 @@ class GatedRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         return self.normed(x).mul_(F.silu(gate.float(), inplace=gate.dtype != torch.float32)).to(gate.dtype)
+
+
+class GroupedGatedRMSNorm(RMSNorm):
+    """norm(x · silu(gate)), or norm(x) · silu(gate) if `before_gate`; x and gate: [..., dim].
+
+    The root mean square is taken over each of `groups` equal parts of the last dimension (Mamba2, arXiv
+    2405.21060, which has a group a device).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float,
+        *,
+        groups: int,
+        before_gate: bool,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ):
+        super().__init__(dim, eps, zero_centred=False, dtype=dtype, device=device)
+        self.groups = groups
+        self.before_gate = before_gate
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        gated = F.silu(gate.float())
+        wide = x.float() if self.before_gate else x.float() * gated
+        parts = wide.unflatten(-1, (self.groups, -1))
+        parts = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.eps)
+        wide = parts.flatten(-2) * self.scale
+        return (wide * gated if self.before_gate else wide).to(gate.dtype)

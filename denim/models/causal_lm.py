@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.ffn import GatedFFN
 from denim.layers.linear import Linear
+from denim.layers.mamba2 import Mamba2Layer
 from denim.layers.norm import RMSNorm
 from denim.layers.rotary import Rotary
 from denim.spec.model import ModelSpec
@@ -117,3 +118,24 @@ def swiglu_targets(ffn: GatedFFN, prefix: str) -> Targets:
     """A gated network whose projections are published as gate_proj, up_proj and down_proj."""
     rows = [(f"{prefix}gate_proj.weight", ffn.intermediate), (f"{prefix}up_proj.weight", ffn.intermediate)]
     return rows_of(ffn.gate_up.weight, rows) | {f"{prefix}down_proj.weight": ffn.down.weight}
+
+
+def mamba2_targets(mixer: Mamba2Layer, prefix: str) -> Targets:
+    """A Mamba2 layer, which every family publishes under the names of the first release."""
+    names: Targets = {
+        "in_proj.weight": mixer.in_proj.weight,
+        "conv1d.weight": mixer.conv.unsqueeze(1),
+        "A_log": mixer.A_log,
+        "D": mixer.D,
+        "dt_bias": mixer.dt_bias,
+        "out_proj.weight": mixer.out.weight,
+    }
+    optional = {
+        "in_proj.bias": mixer.in_bias,
+        "conv1d.bias": mixer.conv_bias,
+        "out_proj.bias": mixer.out_bias,
+    }
+    names.update({name: tensor for name, tensor in optional.items() if tensor is not None})
+    if mixer.norm is not None:
+        names["norm.weight"] = mixer.norm.weight
+    return {prefix + name: tensor for name, tensor in names.items()}

@@ -1,0 +1,174 @@
+"""The Mamba2 layer: projection, short convolution over [x | B | C], gated accumulation, gated norm.
+
+Owns the weights of one layer; its state lies in the slots that the batch names. Dao and Gu 2024 (arXiv
+2405.21060), in the layout that every family publishes: `in_proj` gives [z | x | B | C | Δ] by rows. What
+differs between families is in `Mamba2` and in the options of `Mamba2Layer`; scaling the layer's input or
+output is the caller's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from denim.layers.batch import StepBatch
+from denim.layers.linear import Linear
+from denim.layers.norm import GroupedGatedRMSNorm
+from denim.recurrence.gated_accumulation import gated_accumulation_chunked, gated_accumulation_step
+from denim.recurrence.short_conv import short_conv, short_conv_step
+from denim.spec.mixers import Mamba2
+
+
+@dataclass(frozen=True)
+class GateNorm:
+    """The gated norm over the layer's values: norm(x · silu(z)), or norm(x) · silu(z) if `before_gate`.
+
+    `groups`: equal parts of the values, each normed by itself.
+    """
+
+    eps: float
+    groups: int = 1
+    before_gate: bool = False
+
+
+class Mamba2Layer(nn.Module):
+    """`in_proj.weight` is [z | x | B | C | Δ] by rows; `conv` is [channels, width].
+
+    gate_norm: None for families without one, where the output is x · silu(z).
+    time_step_limit: least and largest Δ, which is clamped to them in every step.
+    projection_scales: what z, x, B, C and Δ are multiplied with before anything else (Falcon-H1's muP).
+
+    Biases (`in_bias`, `conv_bias`, `out_bias`) are None where the spec has none.
+    """
+
+    def __init__(
+        self,
+        spec: Mamba2,
+        hidden: int,
+        index: int,
+        *,
+        gate_norm: GateNorm | None,
+        chunk_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        time_step_limit: tuple[float, float] = (0.0, inf),
+        projection_scales: tuple[float, float, float, float, float] | None = None,
+    ):
+        super().__init__()
+        self.spec = spec
+        self.index = index
+        self.chunk_size = chunk_size
+        self.time_step_limit = time_step_limit
+        self.group_rows = spec.num_groups * spec.state_dim  # of B, and of C
+        rows = (spec.inner, spec.inner, self.group_rows, self.group_rows, spec.num_heads)
+        self.in_proj = Linear(hidden, sum(rows), dtype=dtype, device=device)
+        self.out = Linear(spec.inner, hidden, dtype=dtype, device=device)
+
+        def empty(*shape: int, of: torch.dtype = dtype) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape, dtype=of, device=device), requires_grad=False)
+
+        self.in_bias = empty(sum(rows)) if spec.proj_bias else None
+        self.out_bias = empty(hidden) if spec.proj_bias else None
+        self.conv = empty(spec.conv_channels, spec.conv_width)
+        self.conv_bias = empty(spec.conv_channels) if spec.conv_bias else None
+        self.A_log = empty(spec.num_heads, of=torch.float32)
+        self.D = empty(spec.num_heads, of=torch.float32)
+        self.dt_bias = empty(spec.num_heads, of=torch.float32)
+        self.norm = None
+        if gate_norm is not None:
+            self.norm = GroupedGatedRMSNorm(
+                spec.inner,
+                gate_norm.eps,
+                groups=gate_norm.groups,
+                before_gate=gate_norm.before_gate,
+                dtype=dtype,
+                device=device,
+            )
+        scales = None
+        if projection_scales is not None:
+            parts = [torch.full((n,), scale) for n, scale in zip(rows, projection_scales, strict=True)]
+            scales = torch.cat(parts).to(dtype=dtype, device=device)
+        self.register_buffer("projection_scales", scales, persistent=False)
+
+    def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]; reads every span's slot, writes its `slot_out`."""
+        projected = self.in_proj(x)
+        if self.in_bias is not None:
+            projected = projected + self.in_bias
+        if self.projection_scales is not None:
+            projected = projected * self.projection_scales
+        z, xbc, dt = projected.split((self.spec.inner, self.spec.conv_channels, self.spec.num_heads), dim=-1)
+        rows = batch.num_decode
+        parts = []
+        if rows:
+            parts.append(self._decode(xbc[:rows], dt[:rows], batch))
+        if rows < len(x):
+            parts.append(self._prefill(xbc[rows:], dt[rows:], batch))
+        y = parts[0] if len(parts) == 1 else torch.cat(parts)
+        y = self.norm(y, z) if self.norm is not None else (y * F.silu(z.float())).to(x.dtype)
+        out = self.out(y)
+        return out if self.out_bias is None else out + self.out_bias
+
+    def _decode(self, xbc: Tensor, dt: Tensor, batch: StepBatch) -> Tensor:
+        """One token for each decode row, [R, channels] -> [R, inner] in fp32; states updated in place."""
+        conv = batch.memory.state(self.index, "conv")
+        states = batch.memory.state(self.index, "recurrent")
+        slots = batch.decode_slots
+        window = conv.index_select(0, slots)
+        mixed = short_conv_step(xbc, self.conv, window)
+        conv.index_copy_(0, slots, window)
+        x, k, q, delta, log_decay = self._terms(mixed, dt)
+        v = x * delta.unsqueeze(-1)
+        if states.is_cuda:  # one launch for all rows
+            gathered = states.index_select(0, slots)
+            out = gated_accumulation_step(q, k, v, log_decay, gathered, scale=1.0)
+            states.index_copy_(0, slots, gathered)
+        else:  # a gather would move each state twice more: every row is updated where it lies
+            rows = [states[slot] for slot in batch.slot_out[: len(q)]]
+            out = gated_accumulation_step(q, k, v, log_decay, rows, scale=1.0)
+        return self._skip(out, x)
+
+    def _prefill(self, xbc: Tensor, dt: Tensor, batch: StepBatch) -> Tensor:
+        """Sequences of any length behind one another, in the chunked form: [T, channels] -> [T, inner]."""
+        cu_seqlens = batch.prefill_cu_seqlens
+        conv = batch.memory.state(self.index, "conv")
+        states = batch.memory.state(self.index, "recurrent")
+        mixed, window = short_conv(xbc, self.conv, cu_seqlens=cu_seqlens, window=batch.starting(conv))
+        x, k, q, delta, log_decay = self._terms(mixed, dt)
+        out, final = gated_accumulation_chunked(
+            q,
+            k,
+            x * delta.unsqueeze(-1),
+            log_decay,
+            cu_seqlens=cu_seqlens,
+            initial_state=batch.starting(states),
+            chunk_size=self.chunk_size,
+            scale=1.0,
+        )
+        conv.index_copy_(0, batch.prefill_slots, window)
+        states.index_copy_(0, batch.prefill_slots, final.to(states.dtype))
+        return self._skip(out, x)
+
+    def _terms(self, mixed: Tensor, dt: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The rule's arguments, all in fp32, of the convolution's output [T, channels] and Δ's rows [T, H].
+
+        Returns x [T, H, P], B and C [T, groups, N], Δ and the log-decay ΔA [T, H].
+        """
+        spec = self.spec
+        mixed = mixed.float()
+        mixed = F.silu(mixed if self.conv_bias is None else mixed + self.conv_bias.float())
+        x, b, c = mixed.split((spec.inner, self.group_rows, self.group_rows), dim=-1)
+        delta = F.softplus(dt.float() + self.dt_bias)
+        if self.time_step_limit != (0.0, inf):
+            delta = delta.clamp(*self.time_step_limit)
+        log_decay = -self.A_log.exp() * delta
+        b, c = (part.unflatten(-1, (spec.num_groups, spec.state_dim)) for part in (b, c))
+        return x.unflatten(-1, (spec.num_heads, spec.head_dim)), b, c, delta, log_decay
+
+    def _skip(self, out: Tensor, x: Tensor) -> Tensor:
+        """out + D x, [T, H, P] -> [T, inner]."""
+        return torch.addcmul(out, x, self.D.unsqueeze(-1)).flatten(1)
