@@ -23,7 +23,8 @@ class SparseMoE(nn.Module):
         super().__init__()
         self.spec = spec
         self.act = ACTIVATIONS[spec.activation]
-        self.router = Linear(hidden, spec.num_experts, dtype=dtype, device=device)
+        router_dtype = torch.float32 if spec.exact_router else dtype
+        self.router = Linear(hidden, spec.num_experts, dtype=router_dtype, device=device)
 
         def empty(*shape: int, of: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(*shape, dtype=of, device=device), requires_grad=False)
@@ -69,7 +70,7 @@ class SparseMoE(nn.Module):
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and expert ids of every token's choice, [T, top_k] each."""
         spec = self.spec
-        logits = self.router(x).float()
+        logits = self.router(x.float() if spec.exact_router else x).float()
         if spec.scoring == "softmax_top_k":
             best, chosen = logits.topk(spec.top_k, dim=-1)
             return best.softmax(dim=-1) * spec.scale, chosen

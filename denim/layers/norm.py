@@ -1,7 +1,7 @@
 """Root-mean-square norms, computed in fp32 and returned in the input's dtype.
 
 RMSNorm: Zhang and Sennrich 2019 (arXiv 1910.07467). `GatedRMSNorm` multiplies the normed values with
-silu(gate), as Gated DeltaNet does (arXiv 2412.06464).
+silu(gate), as Gated DeltaNet does (arXiv 2412.06464), or with sigmoid(gate), as KDA does (arXiv 2510.26692).
 """
 
 from __future__ import annotations
@@ -45,12 +45,23 @@ class RMSNorm(nn.Module):
 
 
 class GatedRMSNorm(RMSNorm):
-    """y = (x / rms(x) * weight) * silu(gate); x and gate: [..., dim]."""
+    """y = (x / rms(x) * weight) * silu(gate), or sigmoid(gate) if `sigmoid`; x and gate: [..., dim]."""
 
-    def __init__(self, dim: int, eps: float, *, dtype: torch.dtype, device: torch.device | str):
+    def __init__(
+        self,
+        dim: int,
+        eps: float,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        sigmoid: bool = False,
+    ):
         super().__init__(dim, eps, zero_centred=False, dtype=dtype, device=device)
+        self.sigmoid = sigmoid
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        if self.sigmoid:
+            return self.normed(x).mul_(gate.float().sigmoid()).to(gate.dtype)
         return self.normed(x).mul_(F.silu(gate.float(), inplace=gate.dtype != torch.float32)).to(gate.dtype)
 
 

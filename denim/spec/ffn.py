@@ -45,6 +45,7 @@ class MoEFFN:
     `selection_bias`: a learned bias decides with the scores which experts are chosen, and does not weigh.
     `groups`, `top_groups`: experts are chosen within the best groups only (1, 1: no groups); a group counts
     as the sum of its two best scores.
+    `exact_router`: the router's weight and product are fp32 whatever the model's dtype.
     `shared_intermediate` 0: no shared expert; `shared_gate`: it stands behind a sigmoid gate.
     `activation`, `gated`: as in `DenseFFN`, for all experts.
     """
@@ -60,6 +61,7 @@ class MoEFFN:
     selection_bias: bool = False
     groups: int = 1
     top_groups: int = 1
+    exact_router: bool = False
     shared_gate: bool = True
     activation: str = "silu"
     gated: bool = True

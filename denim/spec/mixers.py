@@ -194,10 +194,10 @@ class NoMixer(Mixer):
 class LatentAttention(Mixer):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): KV is one latent per token.
 
-    A token stores its normed latent (`latent_dim`) and, where there is RoPE, one turned key part that all
-    heads share (`rope_dim`, 0: none). Heads have keys of `nope_dim` + `rope_dim` and values of `value_dim`.
+    A token stores its normed latent (`latent_dim`) and one key part that all heads share (`rope_dim`), turned
+    where the model has RoPE. Heads have keys of `nope_dim` + `rope_dim` and values of `value_dim`.
     `query_rank` 0: queries are projected from the hidden state directly. `gated`: a sigmoid gate on the
-    output, `num_heads` x `value_dim`.
+    output, one number a head.
     """
 
     num_heads: int
@@ -226,8 +226,8 @@ class LatentAttention(Mixer):
         q = (hidden + queries) * self.query_rank if self.query_rank else hidden * queries
         down = hidden * (self.latent_dim + self.rope_dim)
         up = self.latent_dim * self.num_heads * (self.nope_dim + self.value_dim)
-        values = self.num_heads * self.value_dim
-        return q + down + up + values * hidden * (2 if self.gated else 1)
+        gate = hidden * self.num_heads if self.gated else 0
+        return q + down + up + gate + self.num_heads * self.value_dim * hidden
 
     def parameters(self, hidden: int) -> int:
         return self.projection_parameters(hidden) + self.latent_dim + self.query_rank
@@ -243,8 +243,12 @@ class LatentAttention(Mixer):
 @dataclass(frozen=True)
 class KimiDelta(Mixer):
     """Kimi Delta Attention: the delta rule with a decay per key channel, behind a short convolution of each
-    of q, k and v (arXiv 2510.26692). `gate_rank`: inner width of the low-rank projections of decay and
-    output gate; 0: the output gate is a full matrix (`decay_rank` then still low)."""
+    of q, k and v (arXiv 2510.26692).
+
+    `decay_rank`, `gate_rank`: inner width of the low-rank projections of decay and output gate; 0: a full
+    matrix. The log of the decay is -exp(A) softplus(f + b), or `decay_floor` sigmoid(exp(A) (f + b)) where
+    there is a floor (Ling-3.0's safe gate, -5).
+    """
 
     num_heads: int
     key_dim: int
@@ -252,6 +256,7 @@ class KimiDelta(Mixer):
     conv_width: int
     decay_rank: int
     gate_rank: int
+    decay_floor: float | None = None
 
     letter = "L"
 
@@ -268,7 +273,7 @@ class KimiDelta(Mixer):
     def projection_parameters(self, hidden: int) -> int:
         keys, values = self.num_heads * self.key_dim, self.num_heads * self.value_dim
         gate = (hidden + values) * self.gate_rank if self.gate_rank else hidden * values
-        decay = (hidden + keys) * self.decay_rank
+        decay = (hidden + keys) * self.decay_rank if self.decay_rank else hidden * keys
         return hidden * (self.conv_channels + self.num_heads) + decay + gate + values * hidden
 
     def parameters(self, hidden: int) -> int:
