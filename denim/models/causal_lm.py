@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.ffn import GatedFFN
 from denim.layers.linear import Linear
+from denim.layers.mamba1 import Mamba1Layer
 from denim.layers.mamba2 import Mamba2Layer
 from denim.layers.norm import RMSNorm
 from denim.layers.rotary import Rotary
@@ -24,6 +25,7 @@ Targets = dict[str, Tensor]
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+FINAL_NORM = "model.norm.weight"
 
 
 class CausalLM(nn.Module):
@@ -71,7 +73,7 @@ class CausalLM(nn.Module):
             batch.cos, batch.sin = self.rotary.angles(batch.positions, x.dtype)
         for block in self.blocks:
             x = block(x, batch)
-        return self.norm(x)
+        return self.norm(x).to(self.embedding.dtype)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ class CausalLM(nn.Module):
 
         `published`, the names in the files, tells which form to expect where there are several.
         """
-        names: Targets = {EMBEDDING: self.embedding, "model.norm.weight": self.norm.weight}
+        names: Targets = {EMBEDDING: self.embedding, FINAL_NORM: self.norm.weight}
         if not self.spec.tie_embeddings:
             names[HEAD] = self.head.weight
         for i, block in enumerate(self.blocks):
@@ -138,4 +140,28 @@ def mamba2_targets(mixer: Mamba2Layer, prefix: str) -> Targets:
     names.update({name: tensor for name, tensor in optional.items() if tensor is not None})
     if mixer.norm is not None:
         names["norm.weight"] = mixer.norm.weight
+    return {prefix + name: tensor for name, tensor in names.items()}
+
+
+def mamba1_targets(mixer: Mamba1Layer, prefix: str) -> Targets:
+    """A Mamba1 layer, which every family publishes under the names of the first release."""
+    names: Targets = {
+        "in_proj.weight": mixer.in_proj.weight,
+        "conv1d.weight": mixer.conv.unsqueeze(1),
+        "x_proj.weight": mixer.x_proj.weight,
+        "dt_proj.weight": mixer.dt_proj.weight,
+        "dt_proj.bias": mixer.dt_bias,
+        "A_log": mixer.A_log,
+        "D": mixer.D,
+        "out_proj.weight": mixer.out.weight,
+    }
+    optional = {
+        "in_proj.bias": mixer.in_bias,
+        "conv1d.bias": mixer.conv_bias,
+        "out_proj.bias": mixer.out_bias,
+    }
+    names.update({name: tensor for name, tensor in optional.items() if tensor is not None})
+    if mixer.spec.inner_norms:
+        norms = (("dt", mixer.dt_norm), ("b", mixer.b_norm), ("c", mixer.c_norm))
+        names.update({f"{part}_layernorm.weight": norm.weight for part, norm in norms})
     return {prefix + name: tensor for name, tensor in names.items()}
