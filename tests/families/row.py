@@ -21,7 +21,7 @@ def cache_bytes(model: nn.Module, tokens: list[int]) -> tuple[int, int, int]:
 
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(torch.tensor([tokens]), past_key_values=cache)
+        model(torch.tensor([tokens]), cache=cache)
     kv = state = conv = 0
     for layer in cache.layers:
         kv += sum(
