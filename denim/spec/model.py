@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from denim.spec.ffn import FFN
 from denim.spec.mixers import Mixer
 
+MAX_POSITION_WITHOUT_POSITIONS = 1 << 20
+"""`max_position` of a model that knows no positions and whose config names no longest sequence: such a model
+has no bound of its own, but tables and admission need one."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -48,7 +52,8 @@ class ModelSpec:
     `mtp_layers` are the layers of the multi-token-prediction head (empty: none promised by the config).
     `dtype` is that of weights, activations and KV; `state_dtype` that of recurrent states. `rope` None: no
     positions are turned. `details`: a frozen dataclass of the family's own (multipliers, kinds of norms),
-    made by its reader and read by its model file alone.
+    made by its reader and read by its model file alone. `weight_blocks`: rows and columns of a block of FP8
+    weights that share one scale in the files (None: not quantised); in memory all weights are `dtype`.
     """
 
     family: str
@@ -63,6 +68,7 @@ class ModelSpec:
     state_dtype: str = "float32"
     mtp_layers: tuple[Layer, ...] = ()
     details: object = None
+    weight_blocks: tuple[int, int] | None = None
 
     @property
     def pattern(self) -> str:
