@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from denim.layers.attention import Attention
 from denim.layers.batch import StepBatch
 from denim.layers.ffn import GatedFFN
 from denim.layers.linear import Linear
 from denim.layers.mamba1 import Mamba1Layer
 from denim.layers.mamba2 import Mamba2Layer
+from denim.layers.moe import SparseMoE
 from denim.layers.norm import RMSNorm
 from denim.layers.rotary import Rotary
 from denim.spec.model import ModelSpec
@@ -120,6 +122,30 @@ def swiglu_targets(ffn: GatedFFN, prefix: str) -> Targets:
     """A gated network whose projections are published as gate_proj, up_proj and down_proj."""
     rows = [(f"{prefix}gate_proj.weight", ffn.intermediate), (f"{prefix}up_proj.weight", ffn.intermediate)]
     return rows_of(ffn.gate_up.weight, rows) | {f"{prefix}down_proj.weight": ffn.down.weight}
+
+
+def attention_targets(mixer: Attention, prefix: str) -> Targets:
+    """Attention that is published as q_proj, k_proj, v_proj and o_proj."""
+    rows = [("q_proj", mixer.q_rows), ("k_proj", mixer.kv_rows), ("v_proj", mixer.kv_rows)]
+    names = rows_of(mixer.qkv.weight, [(f"{prefix}{name}.weight", n) for name, n in rows])
+    names[f"{prefix}o_proj.weight"] = mixer.out.weight
+    if mixer.spec.qk_norm:
+        names[f"{prefix}q_norm.weight"] = mixer.q_norm.weight
+        names[f"{prefix}k_norm.weight"] = mixer.k_norm.weight
+    return names
+
+
+def expert_targets(ffn: SparseMoE, prefix: str, *, one_by_one: bool) -> Targets:
+    """Gated experts, published one projection a tensor (`one_by_one`) or all experts of a layer in one."""
+    if not one_by_one:
+        return {f"{prefix}gate_up_proj": ffn.up, f"{prefix}down_proj": ffn.down}
+    names: Targets = {}
+    for i, (gate_up, down) in enumerate(zip(ffn.up.data, ffn.down.data, strict=True)):
+        gate, up = gate_up.chunk(2)
+        names[f"{prefix}{i}.gate_proj.weight"] = gate
+        names[f"{prefix}{i}.up_proj.weight"] = up
+        names[f"{prefix}{i}.down_proj.weight"] = down
+    return names
 
 
 def mamba2_targets(mixer: Mamba2Layer, prefix: str) -> Targets:
