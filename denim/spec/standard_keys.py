@@ -7,6 +7,7 @@ Knows nothing of families.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from denim.spec.fields import Fields
 
@@ -62,7 +63,7 @@ def read_expert_counts(fields: Fields, many: str) -> tuple[int, int]:
     return experts, top_k
 
 
-def read_layer_types(fields: Fields, key: str, letters: Mapping[str | int, str], count: int) -> str:
+def read_layer_types(fields: Fields, key: str, letters: Mapping[Any, str], count: int) -> str:
     """One letter a layer from a list of names or numbers, of which `letters` says the letter."""
     types = fields.get(key)
     known = list(letters)
