@@ -1,0 +1,73 @@
+"""The gated short convolution of LFM2: out(C · conv(B · x)), B, C and x being projections of the input.
+
+Owns the weights of one layer. Its only state is the convolution's window, the last width - 1 products B · x,
+which lies in the slots that the batch names. Layout of the published checkpoints: `in_proj` is [B | C | x].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from denim.layers.batch import StepBatch
+from denim.layers.linear import Linear
+from denim.recurrence.short_conv import short_conv, short_conv_step
+from denim.spec.mixers import ShortConv
+
+
+class ShortConvLayer(nn.Module):
+    """`in_proj.weight` is [B | C | x] by rows; `conv` is [channels, width]. Biases are None where the spec
+    has none."""
+
+    def __init__(
+        self, spec: ShortConv, hidden: int, index: int, *, dtype: torch.dtype, device: torch.device | str
+    ):
+        super().__init__()
+        self.spec = spec
+        self.index = index
+        self.in_proj = Linear(hidden, 3 * spec.channels, dtype=dtype, device=device)
+        self.out = Linear(spec.channels, hidden, dtype=dtype, device=device)
+
+        def empty(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
+
+        self.conv = empty(spec.channels, spec.conv_width)
+        self.in_bias = empty(3 * spec.channels) if spec.bias else None
+        self.conv_bias = empty(spec.channels) if spec.bias else None
+        self.out_bias = empty(hidden) if spec.bias else None
+
+    def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]; reads every span's slot, writes its `slot_out`."""
+        projected = self.in_proj(x)
+        if self.in_bias is not None:
+            projected = projected + self.in_bias
+        b, c, values = projected.chunk(3, dim=-1)
+        inputs = b * values
+        rows = batch.num_decode
+        parts = []
+        if rows:
+            parts.append(self._decode(inputs[:rows], batch))
+        if rows < len(x):
+            parts.append(self._prefill(inputs[rows:], batch))
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if self.conv_bias is not None:
+            mixed = mixed + self.conv_bias
+        out = self.out(c * mixed)
+        return out if self.out_bias is None else out + self.out_bias
+
+    def _decode(self, inputs: Tensor, batch: StepBatch) -> Tensor:
+        """One token for each decode row, [R, channels]; windows move in place."""
+        windows = batch.memory.state(self.index, "conv")
+        window = windows.index_select(0, batch.decode_slots)
+        mixed = short_conv_step(inputs, self.conv, window)
+        windows.index_copy_(0, batch.decode_slots, window)
+        return mixed
+
+    def _prefill(self, inputs: Tensor, batch: StepBatch) -> Tensor:
+        """Sequences of any length behind one another, [T, channels]."""
+        windows = batch.memory.state(self.index, "conv")
+        mixed, window = short_conv(
+            inputs, self.conv, cu_seqlens=batch.prefill_cu_seqlens, window=batch.starting(windows)
+        )
+        windows.index_copy_(0, batch.prefill_slots, window)
+        return mixed
