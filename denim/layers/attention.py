@@ -24,7 +24,8 @@ QUERY_BLOCK = {"cpu": 128, "cuda": 8192}
 class Attention(nn.Module):
     """Gated grouped-query attention with QK-norm and partial RoPE.
 
-    `qkv.weight` is [q (per head [q | gate] if gated) | k | v] by rows. `zero_centred` is said of the QK-norm.
+    `qkv.weight` is [q (per head [q | gate] if gated) | k | v] by rows. `zero_centred` is said of the QK-norm;
+    `scale` is that of the scores, None: head_dim ** -0.5.
     """
 
     def __init__(
@@ -37,10 +38,12 @@ class Attention(nn.Module):
         dtype: torch.dtype,
         device: torch.device | str,
         zero_centred: bool = True,
+        scale: float | None = None,
     ):
         super().__init__()
         self.spec = spec
         self.index = index
+        self.scale = scale
         self.q_rows = spec.num_heads * spec.head_dim * (2 if spec.gated else 1)
         self.kv_rows = spec.num_kv_heads * spec.head_dim
         self.qkv = Linear(hidden, self.q_rows + 2 * self.kv_rows, dtype=dtype, device=device)
@@ -69,23 +72,23 @@ class Attention(nn.Module):
         kv[batch.token_pages, 0, batch.token_offsets] = k.to(kv.dtype)
         kv[batch.token_pages, 1, batch.token_offsets] = v.to(kv.dtype)
 
-        out = attend(q, kv, batch)
+        out = attend(q, kv, batch, self.scale)
         if gate is not None:
             out = out * torch.sigmoid(gate)
         return self.out(out.flatten(1))
 
 
-def attend(q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
+def attend(q: Tensor, kv: Tensor, batch: StepBatch, scale: float | None = None) -> Tensor:
     """Softmax attention of every span over its own pages.
 
-    q: [T, heads, head_dim]; kv: a layer's view of all pages. Returns [T, heads, head_dim]. Queries are
-    scaled by head_dim ** -0.5. Reads are masked by length: what lies behind it in a page is never used.
+    q: [T, heads, head_dim]; kv: a layer's view of all pages. Returns [T, heads, head_dim]. Scores are
+    scaled by `scale`, None: head_dim ** -0.5. Reads are masked by length: what lies behind it in a page is never used.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     first = 0
     if batch.num_decode and q.is_cuda:
         first = batch.num_decode
-        out[:first] = _decode_rows(q[:first], kv, batch)
+        out[:first] = _decode_rows(q[:first], kv, batch, scale)
     for row in range(first, len(batch.tables)):
         begin, end = batch.cu_seqlens[row], batch.cu_seqlens[row + 1]
         length = batch.kv_lengths[row]
@@ -97,17 +100,18 @@ def attend(q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
         if end - begin == 1:
             # The query heads that share a key head are the rows of one small product.
             query = q[begin].reshape(k.shape[0], -1, q.shape[-1])
-            out[begin] = F.scaled_dot_product_attention(query[None], k[None], v[None]).reshape(q.shape[1:])
+            row_out = F.scaled_dot_product_attention(query[None], k[None], v[None], scale=scale)
+            out[begin] = row_out.reshape(q.shape[1:])
             continue
         block = QUERY_BLOCK[q.device.type]
         for at in range(begin, end, block):
             stop = min(at + block, end)
             seen = length - (end - stop)
-            out[at:stop] = _segment(q[at:stop], k[:, :seen], v[:, :seen])
+            out[at:stop] = _segment(q[at:stop], k[:, :seen], v[:, :seen], scale)
     return out
 
 
-def _segment(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _segment(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
     """Causal attention of consecutive queries, the last of which sees all keys.
 
     q: [n, heads, head_dim]; k, v: [kv_heads, seen, head_dim]. Returns [n, heads, head_dim].
@@ -116,11 +120,17 @@ def _segment(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     fresh = n == seen
     mask = None if fresh else torch.ones(n, seen, dtype=torch.bool, device=q.device).tril(seen - n)
     return F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], k[None], v[None], attn_mask=mask, is_causal=fresh, enable_gqa=True
+        q.transpose(0, 1)[None],
+        k[None],
+        v[None],
+        attn_mask=mask,
+        is_causal=fresh,
+        scale=scale,
+        enable_gqa=True,
     )[0].transpose(0, 1)
 
 
-def _decode_rows(q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
+def _decode_rows(q: Tensor, kv: Tensor, batch: StepBatch, scale: float | None) -> Tensor:
     """Attention of all decode rows in one call, padded to the longest table: one launch, not one a row.
 
     q: [R, heads, head_dim]. Padding repeats page 0 of a row; its keys are masked and its values zeroed,
@@ -138,6 +148,6 @@ def _decode_rows(q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
     k = k.masked_fill(~valid[:, :, None, None], 0)
     query = q.reshape(rows, kv_heads, heads // kv_heads, head_dim)
     out = F.scaled_dot_product_attention(
-        query, k.transpose(1, 2), v.transpose(1, 2), attn_mask=valid[:, None, None, :]
+        query, k.transpose(1, 2), v.transpose(1, 2), attn_mask=valid[:, None, None, :], scale=scale
     )
     return out.reshape(rows, heads, head_dim)
