@@ -82,7 +82,8 @@ def attend(q: Tensor, kv: Tensor, batch: StepBatch, scale: float | None = None) 
     """Softmax attention of every span over its own pages.
 
     q: [T, heads, head_dim]; kv: a layer's view of all pages. Returns [T, heads, head_dim]. Scores are
-    scaled by `scale`, None: head_dim ** -0.5. Reads are masked by length: what lies behind it in a page is never used.
+    scaled by `scale`, None: head_dim ** -0.5. Reads are masked by length: what lies behind it in a page is
+    never used.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     first = 0
@@ -130,7 +131,7 @@ def _segment(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
     )[0].transpose(0, 1)
 
 
-def _decode_rows(q: Tensor, kv: Tensor, batch: StepBatch, scale: float | None) -> Tensor:
+def _decode_rows(q: Tensor, kv: Tensor, batch: StepBatch, scale: float | None = None) -> Tensor:
     """Attention of all decode rows in one call, padded to the longest table: one launch, not one a row.
 
     q: [R, heads, head_dim]. Padding repeats page 0 of a row; its keys are masked and its values zeroed,
