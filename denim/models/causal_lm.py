@@ -135,16 +135,22 @@ def attention_targets(mixer: Attention, prefix: str) -> Targets:
     return names
 
 
-def expert_targets(ffn: SparseMoE, prefix: str, *, one_by_one: bool) -> Targets:
-    """Gated experts, published one projection a tensor (`one_by_one`) or all experts of a layer in one."""
+def expert_targets(
+    ffn: SparseMoE,
+    prefix: str,
+    *,
+    one_by_one: bool,
+    names_of: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Targets:
+    """Gated experts, published one projection a tensor (`one_by_one`, as `names_of` calls gate, up and down)
+    or all experts of a layer in one."""
     if not one_by_one:
         return {f"{prefix}gate_up_proj": ffn.up, f"{prefix}down_proj": ffn.down}
     names: Targets = {}
     for i, (gate_up, down) in enumerate(zip(ffn.up.data, ffn.down.data, strict=True)):
         gate, up = gate_up.chunk(2)
-        names[f"{prefix}{i}.gate_proj.weight"] = gate
-        names[f"{prefix}{i}.up_proj.weight"] = up
-        names[f"{prefix}{i}.down_proj.weight"] = down
+        each = zip(names_of, (gate, up, down), strict=True)
+        names.update({f"{prefix}{i}.{name}.weight": tensor for name, tensor in each})
     return names
 
 

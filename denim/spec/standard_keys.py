@@ -14,16 +14,19 @@ from denim.spec.fields import Fields
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
-def read_dtype(fields: Fields, asked: str) -> str:
-    """`asked`, or for "auto" the config's own. Raises ConfigError if there is none, or one unknown."""
+def read_dtype(fields: Fields, asked: str, default: str | None = None) -> str:
+    """`asked`, or for "auto" the config's own; `default` for families whose published configs name none.
+
+    Raises ConfigError if there is none, or one unknown.
+    """
     if "dtype" in fields and "torch_dtype" in fields:
         fields.demand("torch_dtype", [fields.get("dtype")])
     key = "dtype" if "dtype" in fields else "torch_dtype"
     if key in fields:
         fields.choice(key, DTYPES)
-    elif asked == "auto":
+    elif asked == "auto" and default is None:
         raise fields.error("dtype", f"{', '.join(DTYPES)}; set the key, or give the engine a dtype")
-    return str(fields.get(key)) if asked == "auto" else asked
+    return str(fields.get(key) or default) if asked == "auto" else asked
 
 
 def read_state_dtype(asked: str) -> str:

@@ -9,6 +9,7 @@ the convolution's `in_proj` is [B | C | x] by rows.
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from denim.layers.ffn import GatedFFN
 from denim.layers.moe import SparseMoE
 from denim.layers.norm import RMSNorm
 from denim.layers.short_conv_layer import ShortConvLayer
-from denim.models.causal_lm import CausalLM, Targets, rows_of
+from denim.models.causal_lm import FINAL_NORM, CausalLM, Targets, rows_of
 from denim.models.family import Family
 from denim.spec.ffn import DenseFFN
 from denim.spec.mixers import FullAttention
@@ -67,7 +68,7 @@ class Lfm2(CausalLM):
         names.update(self.ffn_targets(block.ffn, prefix, published))
         return names
 
-    def ffn_targets(self, ffn: nn.Module, prefix: str, published: Container[str]) -> Targets:
+    def ffn_targets(self, ffn: Any, prefix: str, published: Container[str]) -> Targets:
         """Targets of a feed-forward network by their names behind the block's prefix."""
         rows = [("feed_forward.w1.weight", ffn.intermediate), ("feed_forward.w3.weight", ffn.intermediate)]
         return rows_of(ffn.gate_up.weight, rows) | {"feed_forward.w2.weight": ffn.down.weight}
@@ -75,7 +76,7 @@ class Lfm2(CausalLM):
 
 def canonical_name(name: str) -> str | None:
     """The final norm goes by the name that all families share."""
-    return "model.norm.weight" if name == "model.embedding_norm.weight" else name
+    return FINAL_NORM if name == "model.embedding_norm.weight" else name
 
 
 def _attention(mixer: Attention) -> Targets:
