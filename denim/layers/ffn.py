@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class GatedFFN(nn.Module):
-    """down(act(gate(x)) * up(x)); `gate_up.weight` is [gate | up] by rows."""
+    """down(act(gate_scale * gate(x)) * up(x)); `gate_up.weight` is [gate | up] by rows."""
 
     def __init__(
         self,
@@ -31,15 +31,19 @@ class GatedFFN(nn.Module):
         dtype: torch.dtype,
         device: torch.device | str,
         activation: str = "silu",
+        gate_scale: float = 1.0,
     ):
         super().__init__()
         self.intermediate = intermediate
+        self.gate_scale = gate_scale
         self.act = ACTIVATIONS[activation]
         self.gate_up = Linear(hidden, 2 * intermediate, dtype=dtype, device=device)
         self.down = Linear(intermediate, hidden, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).split(self.intermediate, dim=-1)
+        if self.gate_scale != 1.0:
+            gate = gate * self.gate_scale
         return self.down(self.act(gate).mul_(up))
 
 

@@ -17,15 +17,18 @@ NO_LIMIT = (0.0, inf)
 
 
 def read_mamba2(fields: Fields, hidden: int) -> Mamba2:
-    """The mixer that the `mamba_*` keys describe. Its inner width is mamba_expand × hidden size.
+    """The mixer that the `mamba_*` keys describe. Its inner width is mamba_d_ssm, or else mamba_expand × hidden
+    size.
 
     Defaults are transformers' own: mamba_d_head "auto", an equal share of the inner width; mamba_n_groups 1,
     mamba_d_conv 4, mamba_expand 2; a bias in the convolution, none in the projections.
     """
     heads = fields.positive_int("mamba_n_heads")
-    inner = fields.positive_int("mamba_expand", default=2) * hidden
+    inner = fields.positive_int(
+        "mamba_d_ssm", default=fields.positive_int("mamba_expand", default=2) * hidden
+    )
     if inner % heads:
-        raise fields.error("mamba_n_heads", f"a divisor of mamba_expand × hidden_size ({inner})")
+        raise fields.error("mamba_n_heads", f"a divisor of the inner width ({inner})")
     if fields.get("mamba_d_head") not in (None, "auto", inner // heads):
         raise fields.error("mamba_d_head", f"{inner // heads}, the inner width {inner} over mamba_n_heads")
     fields.ignore("mamba_chunk_size")  # the size of Denim's own chunks changes no value

@@ -321,7 +321,8 @@ class Lightning(Mixer):
 @dataclass(frozen=True)
 class Mamba2(Mixer):
     """SSD (arXiv 2405.21060): gated accumulation with a scalar decay per head, k = B, q = C, v = Δx, behind
-    a short convolution over [x | B | C]. The state is stored [num_heads, head_dim, state_dim]."""
+    a short convolution over [x | B | C]. The state is stored [num_heads, head_dim, state_dim]. `gate_norm`:
+    the output gate stands in a norm with weights."""
 
     num_heads: int
     head_dim: int
@@ -330,6 +331,7 @@ class Mamba2(Mixer):
     conv_width: int
     conv_bias: bool = True
     proj_bias: bool = False
+    gate_norm: bool = True
 
     letter = "L"
 
@@ -351,10 +353,11 @@ class Mamba2(Mixer):
         return hidden * (self.inner + self.conv_channels + self.num_heads) + self.inner * hidden
 
     def parameters(self, hidden: int) -> int:
-        """With the gated norm's weight; D, A and the bias of Δ per head."""
+        """D, A and the bias of Δ are one number a head each."""
         biases = self.inner + self.conv_channels + self.num_heads + hidden if self.proj_bias else 0
         conv = self.conv_channels * (self.conv_width + self.conv_bias)
-        return self.projection_parameters(hidden) + biases + conv + 3 * self.num_heads + self.inner
+        norm = self.inner if self.gate_norm else 0
+        return self.projection_parameters(hidden) + biases + conv + 3 * self.num_heads + norm
 
     def mixing_flops(self, context: int) -> int:
         return 5 * self.inner * self.state_dim + 2 * self.conv_channels * self.conv_width
