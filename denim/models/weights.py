@@ -3,7 +3,7 @@
 Owns the reading of files: which file holds which tensor, and the check that every tensor of the model is
 there once, with its shape. Files are memory-mapped and copied tensor by tensor, so that loading needs no
 more memory than the model. The index decides which shard a tensor comes from; the headers of the files
-decide what exists.
+decide what exists, and which weights are FP8 with a scale beside them (dequantised here).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from denim.errors import ConfigError
 from denim.layers.norm import RMSNorm
 from denim.models.causal_lm import EMBEDDING, HEAD
 from denim.models.family import Model
+from denim.models.fp8 import SCALE_SUFFIX, dequantise
 from denim.models.registry import family_of
 from denim.spec.model import ModelSpec
 
@@ -34,6 +35,8 @@ MTP_PREFIX = "mtp."
 # A projection with at least this share of all-zero rows is reported: published files with zeroed
 # projections exist, and nothing else would show it.
 SUSPICIOUS_ZERO_ROWS = 1 / 16
+
+PLAIN_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
@@ -65,32 +68,35 @@ def load_model(
 
     found_mtp = any(name.startswith(MTP_PREFIX) for name in published)
     if spec.mtp_layers and not found_mtp:
-        log.warning("the config promises an MTP head, the weights have none: speculation by MTP is off")
+        log.warning("the weights lack the MTP head that is expected: speculation by MTP is off")
         spec = replace(spec, mtp_layers=())
     elif found_mtp and not spec.mtp_layers:
         log.warning("the weights hold an MTP head that the config does not mention: it is left out")
         published = {k: v for k, v in published.items() if not k.startswith(MTP_PREFIX)}
 
+    scales: dict[str, str] = {}
+    if spec.weight_blocks is not None:
+        for name in [name for name in published if name.endswith(SCALE_SUFFIX)]:
+            scales[name.removesuffix(SCALE_SUFFIX)] = published.pop(name)
+        stray = sorted(scale for name, scale in scales.items() if name not in published)
+        if stray:
+            raise ConfigError(f"{folder}: no weights belong to the scales {_some(stray)}; download again")
+
     model = family.build(spec, chunk_size=chunk_size, device=device)
     targets = model.targets(published)
     _check_names(folder, targets, published, where, tied=spec.tie_embeddings)
-    with _Files() as files:
+    with _Files(where, spec.weight_blocks) as files:
         for name, target in progress(sorted(targets.items()), "weights"):
-            tensor = files.tensor(where[published[name]], published[name])
+            tensor = files.weight(published[name], scales.get(name))
             if tensor.shape != target.shape:
                 raise ConfigError(
                     f"{where[published[name]]}: tensor {published[name]!r} has shape {list(tensor.shape)},"
                     f" the config asks for {list(target.shape)}"
                 )
-            if not tensor.is_floating_point():
-                raise ConfigError(
-                    f"{where[published[name]]}: tensor {published[name]!r} is {tensor.dtype}; quantised"
-                    " weights are not supported, use a bf16, fp16 or fp32 checkpoint"
-                )
             _warn_of_zero_rows(published[name], tensor)
             target.copy_(tensor)
         if spec.tie_embeddings and HEAD in published:
-            _check_tied(files, where, published)
+            _check_tied(*(files.weight(published[name], scales.get(name)) for name in (EMBEDDING, HEAD)))
     model.prepare()
     return model
 
@@ -179,8 +185,7 @@ def _some(names: list[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _check_tied(files: _Files, where: dict[str, Path], published: dict[str, str]) -> None:
-    embedding, head = (files.tensor(where[published[name]], published[name]) for name in (EMBEDDING, HEAD))
+def _check_tied(embedding: Tensor, head: Tensor) -> None:
     if embedding.shape != head.shape or not torch.equal(embedding, head.to(embedding.dtype)):
         raise ConfigError(
             "the config ties the head to the embedding (tie_word_embeddings: true), but the weights hold a"
@@ -202,9 +207,11 @@ def _warn_of_zero_rows(name: str, tensor: Tensor) -> None:
 
 
 class _Files:
-    """Open safetensors files, each mapped once."""
+    """Open safetensors files, each mapped once. `where`: tensor name -> file; `block`: of FP8 weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: dict[str, Path], block: tuple[int, int] | None) -> None:
+        self._where = where
+        self._block = block
         self._open: dict[Path, Any] = {}
 
     def __enter__(self) -> _Files:
@@ -214,7 +221,29 @@ class _Files:
         for handle in self._open.values():
             handle.__exit__(None, None, None)
 
-    def tensor(self, file: Path, name: str) -> Tensor:
+    def weight(self, name: str, scale: str | None) -> Tensor:
+        """The tensor `name`, dequantised by the tensor `scale` if there is one, as fp32 then."""
+        tensor = self._tensor(name)
+        quantised = tensor.dtype == torch.float8_e4m3fn and self._block is not None
+        if tensor.dtype not in PLAIN_DTYPES and not quantised:
+            raise ConfigError(
+                f"{self._where[name]}: tensor {name!r} is {tensor.dtype}, quantised in a way that the config"
+                " does not say or Denim does not read; use a bf16, fp16, fp32 or FP8 block checkpoint"
+            )
+        if quantised != (scale is not None):
+            seen = "has no scale" if quantised else f"is {tensor.dtype} and has a scale, {scale!r}"
+            raise ConfigError(
+                f"{self._where[name]}: tensor {name!r} {seen}; FP8 weights and scales come in pairs"
+            )
+        if scale is None or self._block is None:
+            return tensor
+        try:
+            return dequantise(tensor, self._tensor(scale), self._block)
+        except ValueError as error:
+            raise ConfigError(f"{self._where[scale]}: tensor {scale!r} has {error}") from None
+
+    def _tensor(self, name: str) -> Tensor:
+        file = self._where[name]
         if file not in self._open:
             self._open[file] = safe_open(file, framework="pt").__enter__()
         return self._open[file].get_tensor(name)

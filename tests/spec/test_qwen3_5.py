@@ -285,7 +285,7 @@ def test_missing_key_is_named(key: str) -> None:
         ({"attn_output_gate": "yes"}, "'attn_output_gate' is 'yes'; supported: true or false"),
         ({"output_gate_type": "sigmoid"}, "'output_gate_type' is 'sigmoid'; supported: 'swish' or 'silu'"),
         ({"mtp_use_dedicated_embeddings": True}, "'mtp_use_dedicated_embeddings' is True"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "'quantization_config' is .*unquantised"),
+        ({"quantization_config": {"quant_method": "awq"}}, "'quantization_config' is .*supported: FP8"),
         ({"sliding_window_size": 128}, "unknown key 'sliding_window_size' with value 128"),
         ({"num_experts": 8}, "unknown key 'num_experts' with value 8"),
     ],

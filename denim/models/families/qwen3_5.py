@@ -21,7 +21,14 @@ from denim.layers.gated_delta_net import GatedDeltaNetLayer
 from denim.layers.linear import Linear
 from denim.layers.moe import SparseMoE
 from denim.layers.norm import RMSNorm
-from denim.models.causal_lm import CausalLM, Targets, rows_of, swiglu_targets
+from denim.models.causal_lm import (
+    CausalLM,
+    Targets,
+    attention_targets,
+    expert_targets,
+    rows_of,
+    swiglu_targets,
+)
 from denim.models.family import Family
 from denim.spec.ffn import DenseFFN
 from denim.spec.mixers import FullAttention
@@ -99,15 +106,33 @@ class Qwen3_5(CausalLM):
             "input_layernorm.weight": block.mixer_norm.weight,
             "post_attention_layernorm.weight": block.ffn_norm.weight,
         }
-        mixer = block.mixer
-        names.update(_attention(mixer) if isinstance(mixer, Attention) else _gated_delta_net(mixer))
-        ffn = block.ffn
+        mixer, ffn = block.mixer, block.ffn
+        if isinstance(mixer, Attention):
+            names.update(attention_targets(mixer, "self_attn."))
+        else:
+            names.update(self.linear_targets(mixer))
         if isinstance(ffn, SparseMoE):
             one_by_one = f"{prefix}mlp.experts.0.gate_proj.weight" in published
-            names.update(_moe(ffn, one_by_one))
+            names["mlp.gate.weight"] = ffn.router.weight
+            names.update(expert_targets(ffn, "mlp.experts.", one_by_one=one_by_one))
+            if ffn.shared is not None:
+                names.update(swiglu_targets(ffn.shared, "mlp.shared_expert."))
+                names["mlp.shared_expert_gate.weight"] = ffn.shared_gate.weight
         else:
             names.update(swiglu_targets(ffn, "mlp."))
         return names
+
+    def linear_targets(self, mixer: GatedDeltaNetLayer) -> Targets:
+        heads = mixer.spec.num_value_heads
+        rows = [("qkv", mixer.spec.conv_channels), ("z", mixer.value_rows), ("b", heads), ("a", heads)]
+        named = [(f"linear_attn.in_proj_{name}.weight", n) for name, n in rows]
+        return rows_of(mixer.in_proj.weight, named) | {
+            "linear_attn.conv1d.weight": mixer.conv.unsqueeze(1),
+            "linear_attn.A_log": mixer.A_log,
+            "linear_attn.dt_bias": mixer.dt_bias,
+            "linear_attn.norm.weight": mixer.norm.weight,
+            "linear_attn.out_proj.weight": mixer.out.weight,
+        }
 
 
 def canonical_name(name: str) -> str | None:
@@ -115,46 +140,6 @@ def canonical_name(name: str) -> str | None:
     if name.startswith("model.visual."):
         return None
     return name.replace("model.language_model.", "model.", 1)
-
-
-def _attention(mixer: Attention) -> Targets:
-    rows = [("q_proj", mixer.q_rows), ("k_proj", mixer.kv_rows), ("v_proj", mixer.kv_rows)]
-    fused = rows_of(mixer.qkv.weight, [(f"self_attn.{name}.weight", n) for name, n in rows])
-    return fused | {
-        "self_attn.o_proj.weight": mixer.out.weight,
-        "self_attn.q_norm.weight": mixer.q_norm.weight,
-        "self_attn.k_norm.weight": mixer.k_norm.weight,
-    }
-
-
-def _gated_delta_net(mixer: GatedDeltaNetLayer) -> Targets:
-    heads = mixer.spec.num_value_heads
-    rows = [("qkv", mixer.spec.conv_channels), ("z", mixer.value_rows), ("b", heads), ("a", heads)]
-    fused = rows_of(mixer.in_proj.weight, [(f"linear_attn.in_proj_{name}.weight", n) for name, n in rows])
-    return fused | {
-        "linear_attn.conv1d.weight": mixer.conv.unsqueeze(1),
-        "linear_attn.A_log": mixer.A_log,
-        "linear_attn.dt_bias": mixer.dt_bias,
-        "linear_attn.norm.weight": mixer.norm.weight,
-        "linear_attn.out_proj.weight": mixer.out.weight,
-    }
-
-
-def _moe(ffn: SparseMoE, one_by_one: bool) -> Targets:
-    names: Targets = {"mlp.gate.weight": ffn.router.weight}
-    if one_by_one:
-        for i, (up, down) in enumerate(zip(ffn.up.data, ffn.down.data, strict=True)):
-            gate, up = up.chunk(2)
-            names[f"mlp.experts.{i}.gate_proj.weight"] = gate
-            names[f"mlp.experts.{i}.up_proj.weight"] = up
-            names[f"mlp.experts.{i}.down_proj.weight"] = down
-    else:
-        names["mlp.experts.gate_up_proj"] = ffn.up
-        names["mlp.experts.down_proj"] = ffn.down
-    if ffn.shared is not None:
-        names.update(swiglu_targets(ffn.shared, "mlp.shared_expert."))
-        names["mlp.shared_expert_gate.weight"] = ffn.shared_gate.weight
-    return names
 
 
 FAMILIES = {
