@@ -22,7 +22,7 @@ QUERY_BLOCK = {"cpu": 128, "cuda": 8192}
 
 
 class Attention(nn.Module):
-    """Gated grouped-query attention with QK-norm and partial RoPE.
+    """Grouped-query attention; gate, QK-norm and (partial) RoPE as the spec says.
 
     `qkv.weight` is [q (per head [q | gate] if gated) | k | v] by rows. `zero_centred` is said of the QK-norm;
     `scale` is that of the scores, None: head_dim ** -0.5.
@@ -50,8 +50,9 @@ class Attention(nn.Module):
         self.out = Linear(spec.num_heads * spec.head_dim, hidden, dtype=dtype, device=device)
         if spec.qk_norm:
             norm = {"zero_centred": zero_centred, "dtype": dtype, "device": device}
-            self.q_norm = RMSNorm(spec.head_dim, norm_eps, **norm)
-            self.k_norm = RMSNorm(spec.head_dim, norm_eps, **norm)
+            q_dim, k_dim = (self.q_rows, self.kv_rows) if spec.qk_norm_whole else (spec.head_dim,) * 2
+            self.q_norm = RMSNorm(q_dim, norm_eps, **norm)
+            self.k_norm = RMSNorm(k_dim, norm_eps, **norm)
 
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
         """x: [T, hidden] -> [T, hidden]; writes the KV of all T tokens, then attends."""
@@ -63,7 +64,9 @@ class Attention(nn.Module):
             q, gate = q.split(spec.head_dim, dim=-1)
         k = k.view(-1, spec.num_kv_heads, spec.head_dim)
         v = v.view(-1, spec.num_kv_heads, spec.head_dim)
-        if spec.qk_norm:
+        if spec.qk_norm_whole:
+            q, k = self.q_norm(q.flatten(1)).view_as(q), self.k_norm(k.flatten(1)).view_as(k)
+        elif spec.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if spec.rotary_dim:
             q, k = rotate(q, batch.cos, batch.sin), rotate(k, batch.cos, batch.sin)

@@ -81,6 +81,7 @@ class GatedDeltaNetLayer(nn.Module):
             batch.memory.state(self.index, "conv"),
             batch.memory.state(self.index, "recurrent"),
             self.spec.num_key_heads,
+            self.spec.beta_limit,
         )
 
     def _decode(self, projected: Tensor, batch: StepBatch) -> Tensor:
@@ -131,7 +132,10 @@ class GatedDeltaNetLayer(nn.Module):
         qkv, z, b, a = projected.split((self.spec.conv_channels, self.value_rows, heads, heads), dim=-1)
         # Log of the decay α = exp(−exp(A) softplus(a + bias)), always ≤ 0; fp32 as every gate.
         log_decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias.float())
-        return qkv, z.view(-1, heads, self.spec.value_dim), log_decay, b.float().sigmoid()
+        beta = b.float().sigmoid()
+        if self.spec.beta_limit != 1.0:
+            beta = beta * self.spec.beta_limit
+        return qkv, z.view(-1, heads, self.spec.value_dim), log_decay, beta
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, channels] after the convolution -> normalised q, k [T, Hk, d_k] in fp32 and v [T, Hv, d_v]."""

@@ -87,7 +87,8 @@ class FullAttention(Mixer):
     """Grouped-query softmax attention over a growing KV cache.
 
     `rotary_dim` is the leading part of each head that RoPE turns (0: none). `gated`: the query
-    projection also yields a sigmoid gate for the output, per head [q | gate].
+    projection also yields a sigmoid gate for the output, per head [q | gate]. `qk_norm`: queries and keys
+    are normed before RoPE, each head by itself, or with `qk_norm_whole` all heads together.
     """
 
     num_heads: int
@@ -96,6 +97,7 @@ class FullAttention(Mixer):
     rotary_dim: int
     gated: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False
 
     letter = "F"
 
@@ -115,7 +117,8 @@ class FullAttention(Mixer):
         return hidden * (q * (2 if self.gated else 1) + 2 * self.num_kv_heads * self.head_dim + q)
 
     def parameters(self, hidden: int) -> int:
-        norms = 2 * self.head_dim if self.qk_norm else 0
+        normed_heads = self.num_heads + self.num_kv_heads if self.qk_norm_whole else 2
+        norms = normed_heads * self.head_dim if self.qk_norm else 0
         return self.projection_parameters(hidden) + norms
 
     def mixing_flops(self, context: int) -> int:
@@ -131,7 +134,8 @@ class FullAttention(Mixer):
 class GatedDeltaNet(Mixer):
     """The gated delta rule behind a short causal convolution over [q | k | v].
 
-    Value head i uses key head i // (num_value_heads // num_key_heads).
+    Value head i uses key head i // (num_value_heads // num_key_heads). The writing strength β lies between 0
+    and `beta_limit`; 2 lets the state's eigenvalues be negative (arXiv 2411.12537).
     """
 
     num_key_heads: int
@@ -139,6 +143,7 @@ class GatedDeltaNet(Mixer):
     key_dim: int
     value_dim: int
     conv_width: int
+    beta_limit: float = 1.0
 
     letter = "L"
 

@@ -68,6 +68,7 @@ def _step(
     scale,
     l2_eps,
     norm_eps,
+    beta_limit,
     key_heads: tl.constexpr,
     group: tl.constexpr,
     key_dim: tl.constexpr,
@@ -109,7 +110,7 @@ def _step(
         )
         z = _load(x_ptr + channels + value_head * value_dim + v_at, v_mask)
         gates = x_ptr + channels + values + value_head
-        beta = tl.sigmoid(tl.load(gates).to(tl.float32))
+        beta = beta_limit * tl.sigmoid(tl.load(gates).to(tl.float32))
         a = tl.load(gates + value_heads).to(tl.float32) + tl.load(dt_bias_ptr + value_head).to(tl.float32)
         softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
         decay = tl.exp(-tl.exp(tl.load(a_log_ptr + value_head)) * softplus)
@@ -140,13 +141,15 @@ def gated_delta_step_fused(
     window: Tensor,
     state: Tensor,
     key_heads: int,
+    beta_limit: float = 1.0,
 ) -> Tensor:
     """One token for each of B rows: from the input projection to the input of the output projection.
 
     projected: [B, channels + Hv·d_v + 2·Hv] = [q | k | v | z | b | a], rows dense; conv_weight:
     [channels, W]; a_log (fp32), dt_bias: [Hv]; norm_scale: [d_v] fp32; slots: [B] int64, negative for
     padding; window: [slots, W - 1, channels] and state: [slots, Hv, d_v, d_k], views of the arena, updated
-    in place. Returns [B, Hv·d_v] in projected's dtype; rows of padding are not written.
+    in place. β = beta_limit · sigmoid(b). Returns [B, Hv·d_v] in projected's dtype; rows of padding are not
+    written.
     Rule and gates: `denim.recurrence.gated_delta`; fp32 inside.
     """
     rows = projected.shape[0]
@@ -170,6 +173,7 @@ def gated_delta_step_fused(
         key_dim**-0.5,
         L2NORM_EPS,
         norm_eps,
+        beta_limit,
         key_heads=key_heads,
         group=value_heads // key_heads,
         key_dim=key_dim,

@@ -33,6 +33,7 @@ class Case:
     slots: Tensor
     window: Tensor
     state: Tensor
+    beta_limit: float = 1.0
 
     @classmethod
     def random(
@@ -80,7 +81,8 @@ class Case:
         q, k = (l2norm(t.reshape(-1, self.key_heads, key_dim)) for t in (q, k))
         log_decay = -self.a_log.exp() * F.softplus(a.float() + self.dt_bias.float())
         current = state[slots]
-        out = gated_delta_step(q, k, v.reshape(-1, heads, value_dim), log_decay, b.float().sigmoid(), current)
+        beta = self.beta_limit * b.float().sigmoid()
+        out = gated_delta_step(q, k, v.reshape(-1, heads, value_dim), log_decay, beta, current)
         state[slots] = current
         out = F.rms_norm(out, (value_dim,), self.norm, EPS) * F.silu(z.float()).view_as(out)
         return out.flatten(1).to(x.dtype), window, state
@@ -90,7 +92,8 @@ class Case:
         parts = (self.projected, self.conv, self.a_log, self.dt_bias, self.norm)
         moved = [t.to(DEVICE) for t in parts]
         self.slots, self.window, self.state = (t.to(DEVICE) for t in (self.slots, self.window, self.state))
-        out = gated_delta_step_fused(*moved, EPS, self.slots, self.window, self.state, self.key_heads)
+        places = (self.slots, self.window, self.state)
+        out = gated_delta_step_fused(*moved, EPS, *places, self.key_heads, self.beta_limit)
         self.window, self.state = self.window.cpu(), self.state.cpu()
         return out.cpu()
 
@@ -119,6 +122,16 @@ def test_padding_rows_touch_nothing() -> None:
     out = case.fused()
     torch.testing.assert_close(out[[0, 2]], expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(case.window, window, equal_nan=True, atol=0, rtol=0)
+    torch.testing.assert_close(case.state, state, equal_nan=True, atol=1e-5, rtol=1e-5)
+
+
+def test_beta_between_0_and_2() -> None:
+    """OLMo-hybrid; with b = 8 the part of the state along k changes its sign."""
+    case = Case.random(2, 3, 16, 12, torch.float32, slots=[3, 8, 0])
+    case.beta_limit = 2.0
+    case.projected[:, -12:-6] = 8.0
+    expected, _, state = case.plain()
+    torch.testing.assert_close(case.fused(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(case.state, state, equal_nan=True, atol=1e-5, rtol=1e-5)
 
 
