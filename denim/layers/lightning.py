@@ -1,0 +1,105 @@
+"""The lightning attention layer: projections, gated accumulation with a constant decay, norm, sigmoid gate.
+
+Owns the weights of one layer; its state lies in the slots that the batch names. MiniMax 2025 (arXiv
+2501.08313) after Qin et al. 2024 (arXiv 2401.04658). There is no convolution, and q and k are not normed:
+SiLU is all that is done to q, k and v.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from denim.layers.batch import StepBatch
+from denim.layers.linear import Linear
+from denim.layers.norm import RMSNorm
+from denim.recurrence.gated_accumulation import gated_accumulation_chunked, gated_accumulation_step
+from denim.spec.mixers import Lightning
+
+# The published code builds this norm without the config's epsilon.
+NORM_EPS = 1e-6
+
+# Keeps the decay of the last layer, and the division for a model of one layer, from vanishing (published).
+SLOPE_GUARD = 1e-5
+
+
+def log_decay_of(num_heads: int, layer: int, num_layers: int) -> Tensor:
+    """Log of each head's decay, [num_heads] fp32, constant over tokens.
+
+    ALiBi's slopes (arXiv 2108.12409) for a number of heads that is a power of two, 2 ** (-8 h / H) for
+    h = 1 .. H, weakened layer by layer until almost nothing fades in the last.
+    """
+    share = 1 - layer / (num_layers - 1 + SLOPE_GUARD) + SLOPE_GUARD
+    slopes = [2 ** (-8 * (head + 1) / num_heads) * share for head in range(num_heads)]
+    return -torch.tensor(slopes, dtype=torch.float32)
+
+
+class LightningLayer(nn.Module):
+    """`in_proj.weight` is [(q | k | v) of every head | gate] by rows."""
+
+    def __init__(
+        self,
+        spec: Lightning,
+        hidden: int,
+        index: int,
+        *,
+        num_layers: int,
+        chunk_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ):
+        super().__init__()
+        self.spec = spec
+        self.index = index
+        self.chunk_size = chunk_size
+        self.inner = spec.num_heads * spec.head_dim
+        self.in_proj = Linear(hidden, 4 * self.inner, dtype=dtype, device=device)
+        self.out = Linear(self.inner, hidden, dtype=dtype, device=device)
+        self.norm = RMSNorm(self.inner, NORM_EPS, zero_centred=False, dtype=dtype, device=device)
+        decay = log_decay_of(spec.num_heads, index, num_layers).to(device)
+        self.register_buffer("log_decay", decay, persistent=False)
+
+    def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]; reads every span's slot, writes its `slot_out`."""
+        qkv, gate = self.in_proj(x).split((3 * self.inner, self.inner), dim=-1)
+        # fp32 behind the activation: sums over the whole past are taken of these numbers.
+        heads = F.silu(qkv.float()).view(-1, self.spec.num_heads, 3 * self.spec.head_dim)
+        rows = batch.num_decode
+        parts = []
+        if rows:
+            parts.append(self._decode(heads[:rows], batch))
+        if rows < len(x):
+            parts.append(self._prefill(heads[rows:], batch))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self.out(self.norm.normed(out.flatten(1)).mul_(gate.float().sigmoid()).to(x.dtype))
+
+    def _decode(self, heads: Tensor, batch: StepBatch) -> Tensor:
+        """One token for each decode row, [R, H, 3 d] -> [R, H, d]; states updated in place."""
+        states = batch.memory.state(self.index, "recurrent")
+        q, k, v = heads.chunk(3, dim=-1)
+        if states.is_cuda:  # one launch for all rows
+            gathered = states.index_select(0, batch.decode_slots)
+            out = gated_accumulation_step(q, k, v, self.log_decay, gathered, scale=1.0)
+            states.index_copy_(0, batch.decode_slots, gathered)
+            return out
+        # A gather would move each state twice more: every row is updated where it lies.
+        rows = [states[slot] for slot in batch.slot_out[: len(q)]]
+        return gated_accumulation_step(q, k, v, self.log_decay, rows, scale=1.0)
+
+    def _prefill(self, heads: Tensor, batch: StepBatch) -> Tensor:
+        """Sequences of any length behind one another, in the chunked form: [T, H, 3 d] -> [T, H, d]."""
+        states = batch.memory.state(self.index, "recurrent")
+        q, k, v = heads.chunk(3, dim=-1)
+        out, final = gated_accumulation_chunked(
+            q,
+            k,
+            v,
+            self.log_decay,
+            cu_seqlens=batch.prefill_cu_seqlens,
+            initial_state=batch.starting(states),
+            chunk_size=self.chunk_size,
+            scale=1.0,
+        )
+        states.index_copy_(0, batch.prefill_slots, final.to(states.dtype))
+        return out
