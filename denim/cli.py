@@ -79,6 +79,16 @@ def inspect(model: ModelFolder = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def families(
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table of the README.")] = False,
+) -> None:
+    """The model families that can be served."""
+    from denim.commands.families import show_families
+
+    show_families(markdown)
+
+
+@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """What this machine has, and what Denim would use of it."""
     from denim.commands.doctor import show_machine
