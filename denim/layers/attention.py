@@ -72,13 +72,17 @@ class Attention(nn.Module):
             q, k = rotate(q, batch.cos, batch.sin), rotate(k, batch.cos, batch.sin)
 
         kv = batch.memory.kv(self.index)
-        kv[batch.token_pages, 0, batch.token_offsets] = k.to(kv.dtype)
-        kv[batch.token_pages, 1, batch.token_offsets] = v.to(kv.dtype)
-
+        store(k, v, kv, batch)
         out = attend(q, kv, batch, self.scale)
         if gate is not None:
             out = out * torch.sigmoid(gate)
         return self.out(out.flatten(1))
+
+
+def store(k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch) -> None:
+    """Write k and v [T, kv_heads, head_dim] of the step's tokens into `kv`, a layer's view of all pages."""
+    kv[batch.token_pages, 0, batch.token_offsets] = k.to(kv.dtype)
+    kv[batch.token_pages, 1, batch.token_offsets] = v.to(kv.dtype)
 
 
 def attend(q: Tensor, kv: Tensor, batch: StepBatch, scale: float | None = None) -> Tensor:

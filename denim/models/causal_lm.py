@@ -73,9 +73,13 @@ class CausalLM(nn.Module):
             x = x * self.embedding_scale
         if self.rotary is not None:
             batch.cos, batch.sin = self.rotary.angles(batch.positions, x.dtype)
+        return self.norm(self.through_blocks(x, batch)).to(self.embedding.dtype)
+
+    def through_blocks(self, x: Tensor, batch: StepBatch) -> Tensor:
+        """Embeddings [T, hidden] -> hidden states before the final norm."""
         for block in self.blocks:
             x = block(x, batch)
-        return self.norm(x).to(self.embedding.dtype)
+        return x
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
