@@ -16,8 +16,9 @@ from denim.spec.ffn import MoEFFN
 
 
 class SparseMoE(nn.Module):
-    """`up`: [experts, rows, hidden], rows = [gate | up] if gated, else up alone; `down`: [experts, hidden,
-    intermediate]; `bias` (if there is a selection bias): [experts] fp32."""
+    """`up`: [experts, rows, width], rows = [gate | up] if gated, else up alone; `down`: [experts, width,
+    intermediate]; width is that of the latent if the experts work on one, else the hidden size. `bias` (if
+    there is a selection bias): [experts] fp32."""
 
     def __init__(self, spec: MoEFFN, hidden: int, *, dtype: torch.dtype, device: torch.device | str):
         super().__init__()
@@ -29,8 +30,13 @@ class SparseMoE(nn.Module):
         def empty(*shape: int, of: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(*shape, dtype=of, device=device), requires_grad=False)
 
-        self.up = empty(spec.num_experts, spec.intermediate * (2 if spec.gated else 1), hidden)
-        self.down = empty(spec.num_experts, hidden, spec.intermediate)
+        width = spec.latent or hidden
+        self.to_latent = self.from_latent = None
+        if spec.latent:
+            self.to_latent = Linear(hidden, width, dtype=dtype, device=device)
+            self.from_latent = Linear(width, hidden, dtype=dtype, device=device)
+        self.up = empty(spec.num_experts, spec.intermediate * (2 if spec.gated else 1), width)
+        self.down = empty(spec.num_experts, width, spec.intermediate)
         self.bias = empty(spec.num_experts, of=torch.float32) if spec.selection_bias else None
         self.shared = self.shared_gate = None
         if spec.shared_intermediate:
@@ -45,7 +51,8 @@ class SparseMoE(nn.Module):
         """x: [T, hidden]. Experts run one after another over the tokens that chose them."""
         weights, chosen = self._route(x)
         weights = weights.to(x.dtype).flatten()
-        out = torch.zeros_like(x)
+        routed = x if self.to_latent is None else self.to_latent(x)
+        out = torch.zeros_like(routed)
         order = chosen.flatten().argsort(stable=True)
         counts = chosen.flatten().bincount(minlength=self.spec.num_experts).tolist()
         begin = 0
@@ -55,13 +62,15 @@ class SparseMoE(nn.Module):
             picks = order[begin : begin + count]
             begin += count
             tokens = picks // self.spec.top_k
-            y = F.linear(x[tokens], self.up[expert])
+            y = F.linear(routed[tokens], self.up[expert])
             if self.spec.gated:
                 gate, y = y.chunk(2, dim=-1)
                 y = self.act(gate) * y
             else:
                 y = self.act(y)
             out.index_add_(0, tokens, F.linear(y, self.down[expert]) * weights[picks, None])
+        if self.from_latent is not None:
+            out = self.from_latent(out)
         if self.shared is None:
             return out
         shared = self.shared(x)

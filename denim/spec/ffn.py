@@ -48,6 +48,8 @@ class MoEFFN:
     `exact_router`: the router's weight and product are fp32 whatever the model's dtype.
     `shared_intermediate` 0: no shared expert; `shared_gate`: it stands behind a sigmoid gate.
     `activation`, `gated`: as in `DenseFFN`, for all experts.
+    `latent` 0: experts work on the hidden state; else on a projection of it to so many dims, and the sum of
+    their outputs is projected back (LatentMoE; the shared expert is outside).
     """
 
     num_experts: int
@@ -65,25 +67,28 @@ class MoEFFN:
     shared_gate: bool = True
     activation: str = "silu"
     gated: bool = True
+    latent: int = 0
 
     @property
     def _matrices(self) -> int:
         return 3 if self.gated else 2
 
     def parameters(self, hidden: int) -> int:
-        expert = self._matrices * hidden * self.intermediate
+        expert = self._matrices * (self.latent or hidden) * self.intermediate
         bias = self.num_experts if self.selection_bias else 0
-        return self.num_experts * (expert + hidden) + bias + self._shared(hidden)
+        return self.num_experts * (expert + hidden) + bias + self._every_token(hidden)
 
     def active_parameters(self, hidden: int) -> int:
-        chosen = self.top_k * self._matrices * hidden * self.intermediate
-        return chosen + self.num_experts * hidden + self._shared(hidden)
+        chosen = self.top_k * self._matrices * (self.latent or hidden) * self.intermediate
+        return chosen + self.num_experts * hidden + self._every_token(hidden)
 
-    def _shared(self, hidden: int) -> int:
+    def _every_token(self, hidden: int) -> int:
+        """The shared expert, and the projections to the latent and back."""
+        latent = 2 * hidden * self.latent
         if not self.shared_intermediate:
-            return 0
+            return latent
         gate = hidden if self.shared_gate else 0
-        return self._matrices * hidden * self.shared_intermediate + gate
+        return latent + self._matrices * hidden * self.shared_intermediate + gate
 
 
 FFN = NoFFN | DenseFFN | MoEFFN
