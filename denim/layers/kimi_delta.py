@@ -1,0 +1,135 @@
+"""The KDA layer: projections, short convolutions, delta rule with a decay per key channel, gated norm.
+
+Owns the weights of one layer; its state lies in the slots that the batch names. Kimi Linear (arXiv
+2510.26692), and Ling-3.0, whose projections have full rank and whose decay has a floor. The published
+convolutions of q, k and v are one here, over [q | k | v].
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from denim.layers.batch import StepBatch
+from denim.layers.linear import Linear
+from denim.layers.norm import GatedRMSNorm
+from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
+from denim.recurrence.short_conv import short_conv, short_conv_step
+from denim.spec.mixers import KimiDelta
+
+
+class KimiDeltaLayer(nn.Module):
+    """`in_proj.weight` is [q | k | v | b | f | g] by rows, where f and g are the projections of the decay and
+    of the output gate, or their first halves where they are of low rank (`decay_up` and `gate_up` are the
+    second halves, else None). `conv` is [channels, width]; `A_log` [heads] and `dt_bias` [heads * d_k] are
+    fp32.
+    """
+
+    def __init__(
+        self,
+        spec: KimiDelta,
+        hidden: int,
+        index: int,
+        *,
+        norm_eps: float,
+        chunk_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ):
+        super().__init__()
+        self.spec = spec
+        self.index = index
+        self.chunk_size = chunk_size
+        self.key_rows = spec.num_heads * spec.key_dim
+        self.value_rows = spec.num_heads * spec.value_dim
+        self.rows = (
+            spec.conv_channels,
+            spec.num_heads,
+            spec.decay_rank or self.key_rows,
+            spec.gate_rank or self.value_rows,
+        )
+        place = {"dtype": dtype, "device": device}
+        self.in_proj = Linear(hidden, sum(self.rows), **place)
+        self.decay_up = Linear(spec.decay_rank, self.key_rows, **place) if spec.decay_rank else None
+        self.gate_up = Linear(spec.gate_rank, self.value_rows, **place) if spec.gate_rank else None
+        self.out = Linear(self.value_rows, hidden, **place)
+        self.norm = GatedRMSNorm(spec.value_dim, norm_eps, sigmoid=True, **place)
+
+        def empty(*shape: int, of: torch.dtype = dtype) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape, dtype=of, device=device), requires_grad=False)
+
+        self.conv = empty(spec.conv_channels, spec.conv_width)
+        self.A_log = empty(spec.num_heads, of=torch.float32)
+        self.dt_bias = empty(self.key_rows, of=torch.float32)
+
+    def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]; reads every span's slot, writes its `slot_out`."""
+        spec = self.spec
+        qkv, b, f, g = self.in_proj(x).split(self.rows, dim=-1)
+        f = f if self.decay_up is None else self.decay_up(f)
+        g = g if self.gate_up is None else self.gate_up(g)
+        log_decay, beta = self._log_decay(f), b.float().sigmoid()
+
+        rows = batch.num_decode
+        parts = []
+        if rows:
+            parts.append(self._decode(qkv[:rows], log_decay[:rows], beta[:rows], batch))
+        if rows < len(x):
+            parts.append(self._prefill(qkv[rows:], log_decay[rows:], beta[rows:], batch))
+        y = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self.out(self.norm(y, g.unflatten(-1, (spec.num_heads, spec.value_dim))).flatten(1))
+
+    def _log_decay(self, f: Tensor) -> Tensor:
+        """[T, H * d_k] -> the log of the decay, [T, H, d_k] in fp32, always <= 0."""
+        spec = self.spec
+        biased = (f.float() + self.dt_bias).unflatten(-1, (spec.num_heads, spec.key_dim))
+        rate = self.A_log.exp().unsqueeze(-1)
+        if spec.decay_floor is None:
+            return -rate * F.softplus(biased)
+        return spec.decay_floor * torch.sigmoid(rate * biased)
+
+    def _decode(self, qkv: Tensor, log_decay: Tensor, beta: Tensor, batch: StepBatch) -> Tensor:
+        """One token for each decode row, [R, channels] -> [R, H, d_v] in fp32; states updated in place."""
+        conv = batch.memory.state(self.index, "conv")
+        states = batch.memory.state(self.index, "recurrent")
+        slots = batch.decode_slots
+        window = conv.index_select(0, slots)
+        q, k, v = self._heads(F.silu(short_conv_step(qkv, self.conv, window)))
+        conv.index_copy_(0, slots, window)
+        if states.is_cuda:  # one launch for all rows
+            gathered = states.index_select(0, slots)
+            out = gated_delta_step(q, k, v, log_decay, beta, gathered)
+            states.index_copy_(0, slots, gathered)
+            return out
+        # A gather would move each state twice more: every row is updated where it lies.
+        rows = [states[slot] for slot in batch.slot_out[: len(q)]]
+        return gated_delta_step(q, k, v, log_decay, beta, rows)
+
+    def _prefill(self, qkv: Tensor, log_decay: Tensor, beta: Tensor, batch: StepBatch) -> Tensor:
+        """Sequences of any length behind one another, in the chunked form: [T, channels] -> [T, H, d_v]."""
+        cu_seqlens = batch.prefill_cu_seqlens
+        conv = batch.memory.state(self.index, "conv")
+        states = batch.memory.state(self.index, "recurrent")
+        mixed, window = short_conv(qkv, self.conv, cu_seqlens=cu_seqlens, window=batch.starting(conv))
+        q, k, v = self._heads(F.silu(mixed))
+        out, final = gated_delta_chunked(
+            q,
+            k,
+            v,
+            log_decay,
+            beta,
+            cu_seqlens=cu_seqlens,
+            initial_state=batch.starting(states),
+            chunk_size=self.chunk_size,
+        )
+        conv.index_copy_(0, batch.prefill_slots, window)
+        states.index_copy_(0, batch.prefill_slots, final.to(states.dtype))
+        return out
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, channels] after the convolution -> normalised q, k [T, H, d_k] and v [T, H, d_v] in fp32."""
+        spec = self.spec
+        q, k, v = qkv.float().split((self.key_rows, self.key_rows, self.value_rows), dim=-1)
+        q, k = (l2norm(part.unflatten(-1, (spec.num_heads, spec.key_dim))) for part in (q, k))
+        return q, k, v.unflatten(-1, (spec.num_heads, spec.value_dim))
