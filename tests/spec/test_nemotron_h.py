@@ -1,0 +1,64 @@
+"""Nemotron-H configs: the two spellings of layers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from denim.errors import ConfigError
+from denim.spec.reader import read_spec
+
+CONFIG = json.loads((Path(__file__).parents[1] / "families" / "configs" / "nemotron-h-8b.json").read_text())
+SHORT = "M*-"
+NAMES = ["mamba", "attention", "mlp"]
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    return CONFIG | {"hybrid_override_pattern": SHORT, "num_hidden_layers": 3} | changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"hybrid_override_pattern": None, "layers_block_type": NAMES},
+        {"layers_block_type": NAMES},
+        {"hybrid_override_pattern": None, "layer_types": ["linear_attention", "full_attention", "mlp"]},
+        {"num_hidden_layers": None},
+    ],
+)
+def test_layers_are_read_from_either_spelling(changes: dict[str, Any]) -> None:
+    spec = read_spec(config(**changes))
+    assert spec.pattern == "LF-"
+    assert spec.rope is None
+    assert spec.details.time_step_limit == (0.001, inf)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"layers_block_type": ["mamba", "mlp", "mlp"]}, "contradict"),
+        ({"hybrid_override_pattern": "MX-"}, "hybrid_override_pattern"),
+        ({"hybrid_override_pattern": None}, "hybrid_override_pattern"),
+        (
+            {"hybrid_override_pattern": None, "layers_block_type": ["mamba", "conv", "mlp"]},
+            "layers_block_type",
+        ),
+        ({"num_hidden_layers": 4}, "num_hidden_layers"),
+        ({"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+        ({"time_step_limit": [1.0]}, "time_step_limit"),
+        ({"sliding_window": 128}, "sliding_window"),
+        ({"n_groups": 7}, "n_groups"),
+        ({"num_query_groups": 4}, "num_query_groups"),
+        ({"head_dim": 64}, "attention_head_dim"),
+        ({"mlp_hidden_act": "tanh"}, "mlp_hidden_act"),
+        ({"quantization_config": {"quant_method": "modelopt"}}, "quantization_config"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        read_spec(config(**changes))
