@@ -64,6 +64,7 @@ def describe(place: Path) -> dict[str, Any]:
         "mtp_layers": len(spec.mtp_layers),
         "dtype": spec.dtype,
         "state_dtype": spec.state_dtype,
+        "weight_blocks": spec.weight_blocks,
         "parameters": counts._asdict() | {"total": counts.total},
         "weight_bytes": weight_bytes(spec),
         "page_size": PAGE_SIZE,
@@ -97,7 +98,7 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("hidden size", f"{report['hidden_size']:,}"),
         ("vocabulary", f"{report['vocab_size']:,}"),
         ("context", f"{report['max_position']:,} tokens, {turned}"),
-        ("dtypes", f"{report['dtype']}, states {report['state_dtype']}"),
+        ("dtypes", f"{report['dtype']}, states {report['state_dtype']}{_quantised_text(report)}"),
         (
             "parameters",
             f"{counts['total']}: layers {counts['layers']}, embedding {counts['embedding']}{tied}{mtp}; "
@@ -160,6 +161,14 @@ def _fields_text(fields: dict[str, Any]) -> str:
     return kind + ", ".join(parts)
 
 
+def _quantised_text(report: dict[str, Any]) -> str:
+    if report["weight_blocks"] is None:
+        return ""
+    return "; files: FP8 weights in blocks of {} × {}, dequantised on loading".format(
+        *report["weight_blocks"]
+    )
+
+
 def _memory_text(report: dict[str, Any]) -> str:
     parts = []
     if "page" in report["entries"]:
@@ -181,7 +190,7 @@ def _mtp_text(report: dict[str, Any]) -> str:
     if promised and found:
         return f"there: layers {promised}, tensors {found}"
     if promised:
-        return "promised by the config, not in the files" if report["files"]["count"] else "in the config"
+        return "expected, not in the files" if report["files"]["count"] else "expected"
     return "in the files, not in the config: it is left out" if found else "none"
 
 

@@ -36,7 +36,10 @@ def read_state_dtype(asked: str) -> str:
 
 def refuse_quantised(fields: Fields) -> None:
     if fields.get("quantization_config") is not None:
-        raise fields.error("quantization_config", "unquantised checkpoints, which have no such key")
+        raise fields.error(
+            "quantization_config",
+            "unquantised checkpoints, which have no such key (FP8 in blocks: Qwen3.5 and Qwen3-Next)",
+        )
 
 
 def read_head_counts(fields: Fields) -> tuple[int, int]:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 
 from denim.commands.inspect import describe, show_model
 from denim.errors import ConfigError
@@ -56,7 +58,7 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("promised", "name", "text"),
     [
         (1, "mtp.fc.weight", "there: layers 1, tensors 1"),
-        (1, "a", "promised by the config, not in the files"),
+        (1, "a", "expected, not in the files"),
         (0, "mtp.fc.weight", "in the files, not in the config: it is left out"),
         (0, "a", "none"),
     ],
@@ -78,6 +80,17 @@ def test_a_config_alone_will_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
     text = " ".join(capsys.readouterr().out.split())
     assert "MoEFFN: num experts 256, top k 8" in text
     assert "files no *.safetensors" in text
+
+
+def test_fp8_blocks_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quantisation = {"quant_method": "fp8", "weight_block_size": [128, 64]}
+    config = qwen3_5_35b_a3b_text() | {"quantization_config": quantisation}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_torch({"a": torch.ones(3, 4).to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
+    show_model(tmp_path, as_json=False)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "states float32; files: FP8 weights in blocks of 128 × 64, dequantised on loading" in text
+    assert "1 tensors (12 in F8_E4M3)" in text
 
 
 def test_truncated_weights_are_named(folder: Path) -> None:

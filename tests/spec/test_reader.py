@@ -19,13 +19,13 @@ def test_dict_file_and_folder_give_the_same(tmp_path: Path) -> None:
 
 
 def test_unknown_family_lists_the_supported_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'model_type' is 'llama'; supported: qwen3_5, qwen3_5_moe, "):
+    with pytest.raises(ConfigError, match=r"'model_type' is 'llama'; supported: .*qwen3_5, qwen3_5_moe, "):
         read_spec({"model_type": "llama"})
 
 
 @pytest.mark.parametrize("kind", [None, ["qwen3_5"]])
 def test_model_type_missing_or_no_name(kind: object) -> None:
-    with pytest.raises(ConfigError, match="'model_type' is .*supported: qwen3_5"):
+    with pytest.raises(ConfigError, match="'model_type' is .*supported: .*qwen3_5"):
         read_spec({"model_type": kind})
 
 
