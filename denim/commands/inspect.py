@@ -153,12 +153,15 @@ def _files(folder: Path) -> dict[str, Any]:
 
 
 def _fields_text(fields: dict[str, Any]) -> str:
-    kind = f"{fields['kind']}: " if "kind" in fields else ""
     parts = []
     for key, value in fields.items():
-        if key != "kind" and value is not False:
-            parts.append(key.replace("_", " ") + ("" if value is True else f" {value}"))
-    return kind + ", ".join(parts)
+        name = key.replace("_", " ")
+        if isinstance(value, dict):
+            parts.append(f"{name} ({_fields_text(value)})")
+        elif key != "kind" and value is not False:
+            parts.append(name if value is True else f"{name} {value}")
+    text = ", ".join(parts)
+    return ": ".join(part for part in (fields.get("kind", ""), text) if part)
 
 
 def _quantised_text(report: dict[str, Any]) -> str:
