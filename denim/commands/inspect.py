@@ -89,7 +89,7 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("layers", f"{pattern_text(report['layers'])} = {len(report['layers'])}"),
     ]
     lines += [(f"  {letter}", _fields_text(mixer)) for letter, mixer in report["mixers"].items()]
-    lines += [("  FFN", _fields_text(ffn)) for ffn in report["ffns"].values()]
+    lines += [("  FFN", _fields_text(ffn)) for ffn in report["ffns"].values() if ffn["kind"] != "NoFFN"]
     rope = report["rope"]
     turned = "no RoPE" if rope is None else f"RoPE theta {rope['theta']:,.0f}"
     if rope is not None and rope["kind"] == "yarn":

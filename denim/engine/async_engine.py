@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
-from denim.engine.core import EngineCore, Prompt
+from denim.engine.core import EngineCore
 from denim.engine.log import show_log
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
+from denim.engine.prompts import Prompt
 from denim.errors import DenimError
 from denim.sampling_params import SamplingParams
 
@@ -70,12 +71,13 @@ class AsyncEngine:
 
         Raises RequestError when it cannot be served, EngineClosedError when the engine ends first.
         """
+        read = await asyncio.to_thread(self._core.read, prompt)  # long texts must not hold up the others
         client = _Client()
         started: asyncio.Future[str] = client.loop.create_future()
 
         def add() -> None:
             try:
-                id_ = self._core.add(prompt, params, request_id=request_id, priority=priority)
+                id_ = self._core.add(read, params, request_id=request_id, priority=priority)
             except Exception as error:
                 _resolve(client.loop, started, error)
             else:

@@ -17,7 +17,6 @@ from denim.errors import CapacityError
 from denim.ledger.parameters import weight_bytes
 from denim.ledger.units import size_text
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
-from denim.spec.mixers import GatedDeltaNet
 from denim.spec.model import ModelSpec
 
 log = logging.getLogger("denim")
@@ -58,7 +57,7 @@ def plan_capacity(
 
     enough = layout.slabs_for({name: n * wanted_seqs for name, n in layout.need(wanted_len).items()})
     if options.memory is None or isinstance(options.memory, float):
-        budget = _share_of_device(options.memory, spec, batched, wanted_seqs, device)
+        budget = _share_of_device(options, spec, batched, wanted_seqs, device)
         if options.memory is None:
             budget = min(budget, enough * layout.slab_bytes)
     else:
@@ -122,17 +121,27 @@ def _dtypes(spec: ModelSpec, layout: ArenaLayout) -> str:
 
 
 def _share_of_device(
-    share: float | None, spec: ModelSpec, batched: int, seqs: int, device: torch.device
+    options: EngineOptions, spec: ModelSpec, batched: int, seqs: int, device: torch.device
 ) -> int:
     """Bytes for the arena. The share counts the whole device: weights and working memory come out of it."""
-    working = working_bytes(spec, batched, seqs)
+    share = options.memory
+    assert share is None or isinstance(share, float)
+    working = working_bytes(spec, batched, seqs, options.chunk_size)
     if device.type == "cpu":
         if share is None:
             return int(psutil.virtual_memory().available * HOST_SHARE)
-        used = psutil.Process().memory_info().rss
-        return int(psutil.virtual_memory().total * share) - used - working
-    free, total = torch.cuda.mem_get_info(device)
-    return int(total * (share or DEVICE_SHARE)) - (total - free) - working
+        total, used = psutil.virtual_memory().total, psutil.Process().memory_info().rss
+    else:
+        free, total = torch.cuda.mem_get_info(device)
+        share, used = share or DEVICE_SHARE, total - free
+    budget = int(total * share) - used - working
+    if budget <= 0:
+        raise CapacityError(
+            f"memory={share} of the {size_text(total)} of {device} leaves nothing for states and KV beside"
+            f" {size_text(used)} in use, weights included, and {size_text(working)} of working memory; raise"
+            " memory or lower max_num_batched_tokens"
+        )
+    return budget
 
 
 def _refuse_beyond_device(budget: int, device: torch.device) -> None:
@@ -144,16 +153,21 @@ def _refuse_beyond_device(budget: int, device: torch.device) -> None:
         )
 
 
-def working_bytes(spec: ModelSpec, tokens: int, rows: int, chunk: int = 64) -> int:
+def working_bytes(spec: ModelSpec, tokens: int, rows: int, chunk: int) -> int:
     """A bound on what one step of `tokens` tokens and `rows` sampled rows allocates beside the arena.
 
-    The largest layer's fp32 intermediates (for a linear layer q, k, v and their scaled copies, and the
-    chunk-by-chunk matrices), the widest product, and three copies of the logits.
+    The largest layer's fp32 intermediates (for a matrix state [heads, d_v, d_k] the tokens' keys, values
+    and their scaled copies, and the chunk-by-chunk matrices; for a scan [channels, N] its inputs), the
+    widest product, and three copies of the logits.
     """
     per_token = 8 * spec.hidden_size
     for layer in spec.layers:
-        mixer = layer.mixer
-        if isinstance(mixer, GatedDeltaNet):
-            heads = mixer.num_value_heads
-            per_token = max(per_token, heads * (6 * mixer.key_dim + 5 * mixer.value_dim + 5 * chunk))
+        for state in layer.mixer.state_tensors(spec.state_dtype, spec.dtype):
+            if state.role != "recurrent":
+                continue
+            if len(state.shape) == 3:
+                heads, value_dim, key_dim = state.shape
+                per_token = max(per_token, heads * (6 * key_dim + 5 * value_dim + 5 * chunk))
+            else:
+                per_token = max(per_token, 8 * state.shape[0])
     return int(RESERVE * 4 * (tokens * per_token + 3 * rows * spec.vocab_size))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from numbers import Integral
 from typing import Any
 
 from denim.engine.capacity import describe, plan_capacity
@@ -18,16 +20,17 @@ from denim.engine.completion import Completion
 from denim.engine.loading import LoadedModel, load
 from denim.engine.options import EngineOptions, parse_bytes
 from denim.engine.outputs import RequestMetrics, RequestOutput, StreamDelta, logprobs_by_token
-from denim.engine.tokenizer import need_tokenizer
-from denim.errors import RequestError
-from denim.ledger.preemption import RATES, recompute_seconds, swap_seconds
+from denim.engine.prompts import Prompt, PromptReader, ReadPrompt
+from denim.errors import DenimError, RequestError
+from denim.ledger.preemption import recompute_rule
 from denim.memory.arena import Arena
 from denim.memory.layout import ArenaLayout
 from denim.memory.storage import Storage
 from denim.memory.swap import SwapSpace
 from denim.runner.logprobs import TokenLogprobs
 from denim.runner.plan import StepPlan
-from denim.runner.runner import Runner
+from denim.runner.random import derive_seed
+from denim.runner.runner import Runner, StepOutput
 from denim.runner.sampler import SamplingState
 from denim.sampling_params import SamplingParams
 from denim.scheduler.config import SchedulerConfig
@@ -35,8 +38,6 @@ from denim.scheduler.request import Family, Request
 from denim.scheduler.scheduler import Scheduler
 
 log = logging.getLogger("denim")
-
-Prompt = str | Sequence[int]
 
 _NONE = {"total": 0, "used": 0, "cached": 0, "free": 0}
 
@@ -64,59 +65,102 @@ class EngineCore:
         kv_dtype = None if options.kv_dtype == "auto" else options.kv_dtype
         self.layout = ArenaLayout.of(spec, options.page_size, kv_dtype)
         self.capacity = capacity = plan_capacity(options, spec, self.layout, device)
-        storage = Storage(self.layout, capacity.num_slabs, device, debug_poison=options.debug)
-        self.arena = Arena(self.layout, capacity.num_slabs, storage.retire if options.debug else None)
-        self.swap = SwapSpace(parse_bytes("swap_space", options.swap_space))
+        self._storage = Storage(self.layout, capacity.num_slabs, device, debug_poison=options.debug)
+        self._reader = PromptReader(self.tokenizer, spec.vocab_size, capacity.max_model_len)
+        self.steps = 0
+        self.tokens = 0
+        self._ids = count()  # of completions; the scheduler's ids
+        self._names = count()  # of requests that come without an id
+        self._accepted = 0  # requests so far
+        self._let_go: list[str] = []  # requests to abort before the next step
+        self._open_books()
+        log.info("%s on %s: %s", self.loaded.name, device, describe(spec, self.layout, capacity))
+
+    def _open_books(self) -> None:
+        """Bookkeeping of memory and requests, empty. The bytes of the arena stay where they are."""
+        capacity = self.capacity
         config = SchedulerConfig(
-            chunk_size=options.chunk_size,
+            chunk_size=self.options.chunk_size,
             max_num_seqs=capacity.max_num_seqs,
             max_num_batched_tokens=capacity.max_num_batched_tokens,
             max_model_len=capacity.max_model_len,
         )
-        self.scheduler = Scheduler(config, self.arena, self.swap, self._recompute_cheaper)
-        self.runner = Runner(self.loaded.model, self.arena, storage, self.swap)
+        on_free = self._storage.retire if self.options.debug else None
+        self.arena = Arena(self.layout, capacity.num_slabs, on_free)
+        self.swap = SwapSpace(parse_bytes("swap_space", self.options.swap_space))
+        rule = recompute_rule(self.spec, self.layout.request_bytes, self.loaded.device.type)
+        self.scheduler = Scheduler(config, self.arena, self.swap, rule)
+        self.runner = Runner(self.loaded.model, self.arena, self._storage, self.swap)
         self.requests: dict[str, InFlight] = {}
-        self.steps = 0
-        self.tokens = 0
-        self._ids = count()  # of completions; the scheduler's ids
-        self._accepted = 0  # requests so far
         self._request_of: dict[int, str] = {}
-        log.info("%s on %s: %s", self.loaded.name, device, describe(spec, self.layout, capacity))
+
+    @contextmanager
+    def _books(self, clean: type[BaseException] | tuple[()] = ()) -> Iterator[None]:
+        """What happens inside is done whole, or all requests end with an error and the books start afresh.
+
+        An interrupt may fall between any two lines of Python; half a change of the books would stop the
+        engine for good. Errors of kind `clean` leave nothing half-done.
+        """
+        try:
+            yield
+        except clean:
+            raise
+        except BaseException:
+            lost = list(self.requests.values())
+            self._open_books()
+            for in_flight in lost:
+                for completion in in_flight.completions.values():
+                    if not completion.output.finished:
+                        completion.end("error")
+                in_flight.output.finished = True
+            log.error("interrupted at an unsafe place: %d request(s) end with an error", len(lost))
+            raise
 
     # Requests
 
+    def read(self, prompt: Prompt) -> ReadPrompt:
+        """Tokenise and check a prompt, which `add` does too; from any thread."""
+        return self._reader.read(prompt)
+
     def add(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ReadPrompt,
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
         priority: int = 0,
     ) -> str:
         """Queue a request; returns its id. Raises RequestError, with nothing kept, when it cannot run."""
-        params = params or SamplingParams()
-        text, tokens = self._tokens_of(prompt)
+        read = prompt if isinstance(prompt, ReadPrompt) else self.read(prompt)
+        params = _checked_params(params)
+        if isinstance(priority, bool) or not isinstance(priority, Integral):
+            raise RequestError(f"priority={priority!r} must be a whole number; lower goes first")
         if request_id is None:
-            request_id = f"request-{self._accepted}"
-        if request_id in self.requests:
+            request_id = next(name for n in self._names if (name := f"request-{n}") not in self.requests)
+        elif not isinstance(request_id, str):
+            raise RequestError(f"request_id={request_id!r} must be a string")
+        elif request_id in self.requests:
             raise RequestError(f"request_id {request_id!r} is in use by a request that has not finished")
-        params = params.resolve(self.defaults, seed=self.options.seed + self._accepted)
+        # A positive seed for whoever gave none; -1 would mean none again.
+        params = params.resolve(self.defaults, seed=derive_seed(self.options.seed, self._accepted) >> 1)
         params.check_vocab(self.spec.vocab_size)
         metrics = RequestMetrics(time.monotonic())
-        in_flight = InFlight(RequestOutput(request_id, text, tokens, [], metrics=metrics), metrics)
-        family = Family() if params.n > 1 else None
-        try:
-            for index in range(params.n):
-                self._add_completion(in_flight, index, params, priority, family)
-        except BaseException:
-            for id_ in in_flight.completions:
-                self.scheduler.abort(id_)
-            raise
+        output = RequestOutput(request_id, read.text, read.tokens, [], metrics=metrics)
         if params.prompt_logprobs is not None:
-            in_flight.output.prompt_logprobs = [None]
-        self.requests[request_id] = in_flight
-        self._request_of |= dict.fromkeys(in_flight.completions, request_id)
-        self._accepted += 1
+            output.prompt_logprobs = [None]
+        in_flight = InFlight(output, metrics)
+        family = Family() if params.n > 1 else None
+        with self._books(clean=DenimError):
+            try:
+                for index in range(params.n):
+                    self._add_completion(in_flight, index, params, int(priority), family)
+            except DenimError:
+                for id_ in in_flight.completions:
+                    self.scheduler.abort(id_)
+                raise
+            self.requests[request_id] = in_flight
+            self._request_of |= dict.fromkeys(in_flight.completions, request_id)
+            self._accepted += 1
         return request_id
 
     def abort(self, request_id: str) -> list[StreamDelta]:
@@ -128,11 +172,20 @@ class EngineCore:
         if in_flight is None:
             return []
         running = [id_ for id_, c in in_flight.completions.items() if not c.output.finished]
-        return [self._end(id_, "abort") for id_ in running]
+        with self._books():
+            return [self._end(id_, "abort") for id_ in running]
+
+    def let_go(self, request_id: str) -> None:
+        """Abort before the next step or report. For finalisers, which may run in the middle of anything."""
+        self._let_go.append(request_id)
 
     @property
     def has_work(self) -> bool:
         return bool(self.requests)
+
+    def _sweep(self) -> None:
+        while self._let_go:
+            self.abort(self._let_go.pop())
 
     # One step
 
@@ -142,7 +195,9 @@ class EngineCore:
         A request is out of `requests` once its last delta was returned. A failing step ends the requests
         that took part in it, with finish_reason "error", and the engine goes on.
         """
-        plan = self.scheduler.schedule()
+        self._sweep()
+        with self._books():
+            plan = self.scheduler.schedule()
         if plan is None:
             return []
         now = time.monotonic()
@@ -153,11 +208,20 @@ class EngineCore:
         try:
             result = self.runner.run(plan)
         except BaseException as error:
-            deltas = self._fail(plan)
+            with self._books():
+                deltas = self._fail(plan)
             if not isinstance(error, Exception):
                 raise
             log.exception("a step failed; its %d request(s) end with an error", len(deltas))
             return deltas
+        with self._books():
+            deltas = self._take(plan, result)
+        if self.options.debug:
+            self.check()
+        return deltas
+
+    def _take(self, plan: StepPlan, result: StepOutput) -> list[StreamDelta]:
+        """Note what a step produced, and end what it completed."""
         deltas = []
         for id_ in result.failed:
             log.error("request %s: logits are not finite; it ends with an error", self._request_of[id_])
@@ -167,7 +231,6 @@ class EngineCore:
         self.scheduler.update(plan, result.tokens)
         self.steps += 1
         self.tokens += sum(span.length for span in plan.spans)
-
         now = time.monotonic()
         for id_, token in result.tokens.items():
             request_id = self._request_of[id_]
@@ -178,14 +241,12 @@ class EngineCore:
                 delta = in_flight.completions[id_].accept(token, result.logprobs.get(id_))
             except Exception:
                 log.exception("request %s: its text cannot be made; it ends with an error", request_id)
-                deltas.append(self._end(id_, "error"))
-                continue
+                delta = self._end(id_, "error")
+            else:
+                if delta.finish_reason is not None:
+                    self.scheduler.finish(id_, delta.finish_reason)
+                    self._close(id_)
             deltas.append(delta)
-            if delta.finish_reason is not None:
-                self.scheduler.finish(id_, delta.finish_reason)
-                self._close(id_)
-        if self.options.debug:
-            self.check()
         return deltas
 
     # What an operator sees
@@ -193,6 +254,7 @@ class EngineCore:
     def stats(self) -> dict[str, Any]:
         """Keys: slabs, pages, slots, each {total, used, cached, free}; running, waiting, swapped;
         preempted_swap, preempted_recompute; prefix; steps; tokens (applied, over all steps)."""
+        self._sweep()
         prefix = {"queries": 0, "hit_tokens": 0, "query_tokens": 0, "lost": {}}
         counted = {"prefix": prefix, "steps": self.steps, "tokens": self.tokens}
         absent = {"pages": _NONE, "slots": _NONE}  # a model without attention has no pages, say
@@ -200,6 +262,7 @@ class EngineCore:
 
     def check(self) -> None:
         """Raises AssertionError when an invariant of memory or scheduler is broken."""
+        self._sweep()
         self.scheduler.check()
 
     # Parts
@@ -219,28 +282,6 @@ class EngineCore:
         self.scheduler.add(Request(id_, prompt, max_tokens, sampling, priority, scored, family))
         in_flight.completions[id_] = completion
         output.outputs.append(completion.output)
-
-    def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """(text, token ids) of a prompt, checked against vocabulary and context."""
-        if isinstance(prompt, str):
-            text, tokens = prompt, need_tokenizer(self.tokenizer, "A text prompt").encode(prompt)
-        else:
-            text, tokens = None, _checked_ids(prompt, self.spec.vocab_size)
-        longest = self.scheduler.config.max_model_len
-        if not tokens:
-            raise RequestError("the prompt is empty; give at least one token")
-        if len(tokens) >= longest:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens; with one token of output max_model_len={longest}"
-                f" allows {longest - 1}; shorten it or raise max_model_len"
-            )
-        return text, tokens
-
-    def _recompute_cheaper(self, tokens: int) -> bool:
-        rates = RATES[self.loaded.device.type]
-        return recompute_seconds(self.spec, tokens, rates) < swap_seconds(
-            self.layout.request_bytes(tokens), rates
-        )
 
     def _note_prompt_logprobs(self, id_: int, reports: list[TokenLogprobs]) -> None:
         output = self.requests[self._request_of[id_]].output
@@ -272,22 +313,9 @@ class EngineCore:
             del self.requests[request_id]
 
 
-def _checked_ids(prompt: Sequence[int], vocab_size: int) -> list[int]:
-    try:
-        tokens = [int(token) for token in prompt]
-        exact = all(a == b and not isinstance(b, bool) for a, b in zip(tokens, prompt, strict=True))
-    except (TypeError, ValueError):
-        exact = False
-    if not exact:
-        raise RequestError(f"a prompt is a string or a list of token ids, not {_short(prompt)}")
-    for place, token in enumerate(tokens):
-        if not 0 <= token < vocab_size:
-            raise RequestError(
-                f"token id {token} at position {place} is outside the vocabulary of {vocab_size} tokens"
-            )
-    return tokens
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _checked_params(params: SamplingParams | None) -> SamplingParams:
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"params={params!r} must be SamplingParams")
+    return params

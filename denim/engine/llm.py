@@ -6,15 +6,17 @@ thread. For many clients at once see `denim.engine.async_engine`.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
-from denim.engine.core import EngineCore, Prompt
+from denim.engine.core import EngineCore
 from denim.engine.log import show_log
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import RequestOutput, StreamDelta
+from denim.engine.prompts import Prompt
 from denim.engine.tokenizer import Message, Tokenizer, need_tokenizer
 from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
@@ -29,25 +31,30 @@ class DeltaStream(Iterator[StreamDelta]):
         self._pending = llm._streams[request_id] = deque()
 
     def __next__(self) -> StreamDelta:
-        while not self._pending:
-            if self._request_id not in self._llm.core.requests:
-                self.close()
-                raise StopIteration
-            self._llm._step()
-        return self._pending.popleft()
+        with self._llm._turn:
+            while not self._pending:
+                if self._request_id not in self._llm.core.requests:
+                    self.close()
+                    raise StopIteration
+                self._llm._step()
+            return self._pending.popleft()
 
     def close(self) -> None:
         """End the request if it still runs; there are no more deltas."""
-        self._pending.clear()
-        self._llm._streams.pop(self._request_id, None)
-        self._llm.core.abort(self._request_id)
+        with self._llm._turn:
+            self._pending.clear()
+            self._llm._streams.pop(self._request_id, None)
+            self._llm.core.abort(self._request_id)
 
     def __del__(self) -> None:
-        self.close()
+        # A finaliser may run inside a step, where nothing may be aborted.
+        self._llm._streams.pop(self._request_id, None)
+        self._llm.core.let_go(self._request_id)
 
 
 class LLM:
-    """A model and its memory. Options: see `EngineOptions`.
+    """A model and its memory. Options: see `EngineOptions`. Several threads may call it; they take turns,
+    step by step.
 
     Raises ConfigError or CapacityError when the model cannot be served as asked.
     """
@@ -56,6 +63,7 @@ class LLM:
         show_log()
         self.core = EngineCore(EngineOptions.of(model=model, **options))
         self._streams: dict[str, deque[StreamDelta]] = {}  # deltas that an open stream has not given out yet
+        self._turn = threading.RLock()  # threads take turns, step by step
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -76,18 +84,20 @@ class LLM:
         """
         batch = _as_list(prompts)
         each_params = _for_each(params, SamplingParams, len(batch), "params")
-        each_priority = _for_each(priority, int, len(batch), "priority")
+        each_priority = _for_each(priority, Integral, len(batch), "priority")
         ids: list[str] = []
         outputs = []
         try:
             for prompt, one, order in zip(batch, each_params, each_priority, strict=True):
-                ids.append(self.core.add(prompt, one, priority=order))
-                outputs.append(self.core.requests[ids[-1]].output)
+                with self._turn:
+                    ids.append(self.core.add(prompt, one, priority=order))
+                    outputs.append(self.core.requests[ids[-1]].output)
             while not all(output.finished for output in outputs):
                 self._step()
         finally:
-            for id_ in ids:
-                self.core.abort(id_)
+            with self._turn:
+                for id_ in ids:
+                    self.core.abort(id_)
         return outputs
 
     def stream(
@@ -97,12 +107,14 @@ class LLM:
 
         Raises RequestError at once when it cannot be served.
         """
-        return DeltaStream(self, self.core.add(prompt, params, priority=priority))
+        with self._turn:
+            return DeltaStream(self, self.core.add(prompt, params, priority=priority))
 
     def _step(self) -> None:
-        for delta in self.core.step():
-            if delta.request_id in self._streams:
-                self._streams[delta.request_id].append(delta)
+        with self._turn:
+            for delta in self.core.step():
+                if delta.request_id in self._streams:
+                    self._streams[delta.request_id].append(delta)
 
     def chat(
         self,
@@ -123,11 +135,13 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Slabs, pages, slots (total, used, cached, free), running, waiting, …: see `EngineCore.stats`."""
-        return self.core.stats()
+        with self._turn:
+            return self.core.stats()
 
     def check(self) -> None:
         """Raises AssertionError when an invariant of memory or scheduler is broken."""
-        self.core.check()
+        with self._turn:
+            self.core.check()
 
     def reset_prefix_cache(self) -> None:
         """Forget all prefixes that no running request uses. This version keeps none."""
@@ -136,7 +150,7 @@ class LLM:
 def _as_list(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, (bytes, dict)) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, bytes | bytearray | memoryview) or not isinstance(prompts, Sequence):
         raise RequestError(f"prompts are a string, a list of token ids, or a list of either; got {prompts!r}")
     if prompts and all(isinstance(item, Integral) for item in prompts):
         return [list(prompts)]
@@ -147,5 +161,5 @@ def _for_each(value: Any, kind: type, n: int, name: str) -> list[Any]:
     if value is None or isinstance(value, kind):
         return [value] * n
     if not isinstance(value, Sequence) or len(value) != n:
-        raise RequestError(f"{name} must be one {kind.__name__} or a list of {n}, one for each prompt")
+        raise RequestError(f"{name} must be one for all prompts or a list of {n}, one for each")
     return list(value)

@@ -16,6 +16,10 @@ from denim.errors import ConfigError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
+# A page is the unit of KV memory, and the matrices inside a chunk grow with its square: beyond these, both
+# only cost.
+LIMITS = {"page_size": 4096, "chunk_size": 512}
+
 # Options of the stable interface whose feature has not landed, with the one value that is right without it.
 NOT_YET = {
     "checkpoint_policy": ("none", "prefixes are not reused between requests"),
@@ -84,11 +88,21 @@ class EngineOptions:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "chunk_size"):
             value = getattr(self, name)
             may_be_none = name.startswith("max_")
-            if (value is None and may_be_none) or (_is_int(value) and value >= 1):
+            if value is None and may_be_none:
                 continue
-            raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
+            if not _is_int(value) or value < 1:
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
+            if value > LIMITS.get(name, value):
+                raise ConfigError(f"{name}={value!r} is too large; at most {LIMITS[name]}")
         if not _is_int(self.seed):
             raise ConfigError(f"seed={self.seed!r} must be a whole number")
+        for name in ("enforce_eager", "debug"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
+        if self.model is not None and (not isinstance(self.model, str | Path) or not str(self.model)):
+            raise ConfigError(
+                f"model={self.model!r} must be the path of a model folder, or None for denim-tiny"
+            )
         parse_bytes("swap_space", self.swap_space)
         if isinstance(self.memory, float):
             if not 0 < self.memory <= 1:
@@ -115,7 +129,7 @@ def parse_bytes(name: str, value: int | str) -> int:
         if match and match[2].upper() in UNITS:
             try:
                 return int(float(match[1]) * UNITS[match[2].upper()])
-            except ValueError:
+            except (ValueError, OverflowError):
                 pass
     raise ConfigError(f"{name}={value!r}: give bytes as a number or as text such as '8GiB' or '512MiB'")
 

@@ -7,6 +7,7 @@ transformers, which is imported only when there is something to load. Knows noth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,18 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         return self._inner.eos_token_id
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of n characters has at least n / longest_token tokens."""
+        return max(map(len, self._backend.get_vocab()), default=1)
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self._inner.chat_template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with a start token where the tokenizer asks for one."""
-        return self._inner.encode(_checked(text), add_special_tokens=add_special_tokens)
+        return self._backend.encode(_checked(text), add_special_tokens=add_special_tokens).ids
 
     def render_chat(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **template_options: Any

@@ -6,6 +6,7 @@ and a wrong choice costs time, never correctness.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from denim.ledger.flops import prefill_flops
@@ -32,3 +33,11 @@ def recompute_seconds(spec: ModelSpec, tokens: int, rates: Rates) -> float:
 def swap_seconds(moved_bytes: int, rates: Rates) -> float:
     """Time to move `moved_bytes` to the host and back."""
     return 2 * moved_bytes / rates.link_bytes_per_second
+
+
+def recompute_rule(
+    spec: ModelSpec, request_bytes: Callable[[int], int], device_type: str
+) -> Callable[[int], bool]:
+    """Whether computing so many tokens again beats moving them; `request_bytes(tokens)` are what moves."""
+    rates = RATES[device_type]
+    return lambda tokens: recompute_seconds(spec, tokens, rates) < swap_seconds(request_bytes(tokens), rates)

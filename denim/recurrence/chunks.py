@@ -41,6 +41,8 @@ class ChunkLayout(NamedTuple):
     def of(cls, offsets: Sequence[int], chunk_size: int, device: torch.device) -> ChunkLayout:
         lengths = [end - start for start, end in pairwise(offsets)]
         sequences, longest = len(lengths), max(lengths, default=0)
+        # A chunk longer than every sequence would be padding; a power of two keeps the sizes few.
+        chunk_size = min(chunk_size, 1 << (longest - 1).bit_length()) if longest else chunk_size
         counts = [-(-length // chunk_size) for length in lengths]
         active = [sum(count > i for count in counts) for i in range(max(counts, default=0))]
         if all(length == longest for length in lengths):

@@ -163,7 +163,7 @@ def selective_scan_chunked(
     for first in range(0, channels, at_once):
         some = slice(first, first + at_once)
         h = _states_before(delta[..., some], value[..., some], A[some], B, starting[:, some], layout.active)
-        for row in range(chunk_size):
+        for row in range(layout.chunk_size):
             _write(delta[:, row, some], value[:, row, some], A[some], B[:, row], h)
             y[:, row, some] = _read(C[:, row], h)
             for index, chunk in wanted.get(row, ()):

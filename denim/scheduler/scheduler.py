@@ -81,11 +81,11 @@ class Scheduler:
         self._holdings.require_fit(tokens, asked)
         if request.num_prompt < 2:
             request.family = None  # no token before the last one that a leader could compute for others
+        request.key = (request.priority, next(self._arrivals))
+        self._waiting.insert(request)
+        self.requests[request.id] = request
         if request.family is not None:
             request.family.unstarted += 1
-        request.key = (request.priority, next(self._arrivals))
-        self.requests[request.id] = request
-        self._waiting.insert(request)
 
     def finish(self, request_id: int, reason: str) -> bool:
         """Take a request out, whatever it is doing; False when there is none of this id (any more).

@@ -1,0 +1,81 @@
+"""A prompt on its way in: from text or token ids to checked token ids.
+
+Owns what a prompt may be. Knows the tokenizer, the vocabulary and the context; nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
+
+from denim.engine.tokenizer import Tokenizer, need_tokenizer
+from denim.errors import RequestError
+
+Prompt = str | Sequence[int]
+
+
+class ReadPrompt(NamedTuple):
+    """A prompt that was checked. `text` is None where it came as token ids."""
+
+    text: str | None
+    tokens: list[int]
+
+
+class PromptReader:
+    """Reads prompts for one model. Safe to call from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._longest = max_model_len
+
+    def read(self, prompt: Prompt) -> ReadPrompt:
+        """Raises RequestError for what is no prompt, is empty, or leaves no room for one token of output."""
+        if isinstance(prompt, str):
+            tokenizer = need_tokenizer(self._tokenizer, "A text prompt")
+            self._refuse_hopeless(prompt, tokenizer)
+            read = ReadPrompt(prompt, tokenizer.encode(prompt))
+        else:
+            read = ReadPrompt(None, self._checked_ids(prompt))
+        if not read.tokens:
+            raise RequestError("the prompt is empty; give at least one token")
+        if len(read.tokens) >= self._longest:
+            raise self._too_long(f"{len(read.tokens):,} tokens")
+        return read
+
+    def _refuse_hopeless(self, text: str, tokenizer: Tokenizer) -> None:
+        """Refuse a text that no tokenisation makes short enough, before time is spent on it."""
+        least = len(text) // tokenizer.longest_token
+        if least >= self._longest:
+            raise self._too_long(f"{len(text):,} characters, which are at least {least:,} tokens")
+
+    def _too_long(self, what: str) -> RequestError:
+        return RequestError(
+            f"the prompt has {what}; with one token of output max_model_len={self._longest} allows"
+            f" {self._longest - 1} tokens; shorten it or raise max_model_len"
+        )
+
+    def _checked_ids(self, prompt: Sequence[int]) -> list[int]:
+        exact = not isinstance(prompt, bytes | bytearray | memoryview | Mapping | Set)
+        tokens: list[int] = []
+        try:
+            tokens = [int(token) for token in prompt] if exact else []
+            exact = exact and all(
+                a == b and not isinstance(b, bool | str) for a, b in zip(tokens, prompt, strict=True)
+            )
+        except (TypeError, ValueError, OverflowError):
+            exact = False
+        if not exact:
+            raise RequestError(f"a prompt is a string or a list of token ids, not {_short(prompt)}")
+        for place, token in enumerate(tokens):
+            if not 0 <= token < self._vocab_size:
+                raise RequestError(
+                    f"token id {token} at position {place} is outside the vocabulary of"
+                    f" {self._vocab_size} tokens"
+                )
+        return tokens
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
