@@ -57,6 +57,13 @@ NORMED = {
 }
 
 ROWS = [
-    Row("falcon_h1", save, configs={"falcon-h1-0.5b.json": ("P" * 36, 0.521)}),
+    Row(
+        "falcon_h1",
+        save,
+        configs={
+            "falcon-h1-tiny-90m.json": ("P" * 24, 0.091),
+            "falcon-h1-0.5b.json": ("P" * 36, 0.521),
+        },
+    ),
     Row("falcon_h1_normed", partial(save, **NORMED)),
 ]

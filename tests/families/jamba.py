@@ -58,5 +58,9 @@ ROWS = [
             "jamba-1.5-large.json": ("LLLLFLLL" * 9, 398.6),
         },
     ),
-    Row("jamba_dense", partial(save, **DENSE)),
+    Row(
+        "jamba_dense",
+        partial(save, **DENSE),
+        configs={"jamba-reasoning-3b.json": (("L" * 7 + "F" + "L" * 6) * 2, 3.03)},
+    ),
 ]
