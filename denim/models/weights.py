@@ -31,6 +31,7 @@ log = logging.getLogger("denim")
 
 INDEX = "model.safetensors.index.json"
 MTP_PREFIX = "mtp."
+APPENDED_MTP = ".enorm.weight"
 
 # A projection with at least this share of all-zero rows is reported: published files with zeroed
 # projections exist, and nothing else would show it.
@@ -65,13 +66,14 @@ def load_model(
                     f"{folder}: {name!r} and {published[canonical]!r} are the same tensor under two names"
                 )
             published[canonical] = name
+    published = _with_appended_mtp(published)
 
     found_mtp = any(name.startswith(MTP_PREFIX) for name in published)
     if spec.mtp_layers and not found_mtp:
         log.warning("the weights lack the MTP head that is expected: speculation by MTP is off")
         spec = replace(spec, mtp_layers=())
     elif found_mtp and not spec.mtp_layers:
-        log.warning("the weights hold an MTP head that the config does not mention: it is left out")
+        log.warning("the weights hold an MTP head that is not expected for this model: it is left out")
         published = {k: v for k, v in published.items() if not k.startswith(MTP_PREFIX)}
 
     scales: dict[str, str] = {}
@@ -99,6 +101,13 @@ def load_model(
             _check_tied(*(files.weight(published[name], scales.get(name)) for name in (EMBEDDING, HEAD)))
     model.prepare()
     return model
+
+
+def _with_appended_mtp(published: dict[str, str]) -> dict[str, str]:
+    """Give an MTP head that is published as one more layer (DeepSeek-V3's form: the layer that has a norm
+    `enorm` of its own for embeddings) the prefix of MTP heads."""
+    heads = tuple(name.removesuffix(APPENDED_MTP) + "." for name in published if name.endswith(APPENDED_MTP))
+    return {(MTP_PREFIX + name if name.startswith(heads) else name): seen for name, seen in published.items()}
 
 
 def find_tensors(folder: Path) -> dict[str, Path]:
