@@ -7,6 +7,7 @@ exit code (2: bad input, 3: it does not fit, 1: anything else that Denim raises 
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -165,11 +166,16 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 def main() -> None:
     """The entry point: run a command, turn Denim's own errors into one line and an exit code."""
+    if sys.stdout is None:  # closed by the shell: >&-
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the rest of the process)
     try:
         app()
     except DenimError as error:
         print(f"denim: {error}", file=sys.stderr)
         sys.exit(exit_code(error))
+    except OSError as error:  # a full disk behind stdout, say
+        print(f"denim: {error}", file=sys.stderr)
+        sys.exit(OTHER_ERROR)
 
 
 def exit_code(error: DenimError) -> int:

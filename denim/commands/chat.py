@@ -58,18 +58,27 @@ class Chat:
 
 
 def run_chat(chat: Chat) -> None:
-    """Read lines until /exit, the end of input, or Ctrl-C at the prompt."""
+    """Read lines until /exit, the end of input, or Ctrl-C twice at the prompt: the first one may have been
+    meant for an answer that had just ended."""
     notes = Console(stderr=True, highlight=False)
     asking = sys.stdin.isatty()
     if asking:
         import readline  # noqa: F401 (gives input() its line editing)
 
         notes.print(f"[dim]{HELP}[/]")
+    interrupted = False
     while True:
         try:
             line = input("> " if asking else "").strip()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
+        except KeyboardInterrupt:
+            if interrupted or not asking:
+                return
+            interrupted = True
+            notes.print("\n[dim]Ctrl-C again or /exit to leave[/]")
+            continue
+        interrupted = False
         if line == "/exit":
             return
         if line == "/reset":
@@ -81,4 +90,4 @@ def run_chat(chat: Chat) -> None:
             try:
                 notes.print(f"[dim]{chat.answer(line)}[/]")
             except DenimError as error:
-                notes.print(f"denim: {error}", markup=False)
+                notes.print(f"denim: {error}", markup=False, soft_wrap=True)
