@@ -158,7 +158,7 @@ def _fields_text(fields: dict[str, Any]) -> str:
         name = key.replace("_", " ")
         if isinstance(value, dict):
             parts.append(f"{name} ({_fields_text(value)})")
-        elif key != "kind" and value is not False:
+        elif key != "kind" and value is not False and value is not None:
             parts.append(name if value is True else f"{name} {value}")
     text = ", ".join(parts)
     return ": ".join(part for part in (fields.get("kind", ""), text) if part)
