@@ -14,7 +14,7 @@ from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import RMSNorm
 from denim.layers.rotary import rotate
-from denim.spec.mixers import FullAttention
+from denim.spec.attention import FullAttention
 
 # Queries of one attention call. Keys end with the block, so that a CPU skips most of what is masked (128
 # rows: a third less time for 512 fresh tokens, measured); on a GPU it only bounds the mask's memory.

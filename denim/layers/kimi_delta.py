@@ -16,7 +16,7 @@ from denim.layers.linear import Linear
 from denim.layers.norm import GatedRMSNorm
 from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
-from denim.spec.mixers import KimiDelta
+from denim.spec.linear import KimiDelta
 
 
 class KimiDeltaLayer(nn.Module):

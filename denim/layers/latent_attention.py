@@ -32,7 +32,7 @@ from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import RMSNorm
 from denim.layers.rotary import rotate
-from denim.spec.mixers import LatentAttention
+from denim.spec.attention import LatentAttention
 
 # Queries of one absorbed product: 16 of 32 heads over 32k tokens are 64 MiB of fp32 scores.
 ABSORBED_BLOCK = 16

@@ -15,7 +15,7 @@ from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import RMSNorm
 from denim.recurrence.gated_accumulation import gated_accumulation_chunked, gated_accumulation_step
-from denim.spec.mixers import Lightning
+from denim.spec.linear import Lightning
 
 # The published code builds this norm without the config's epsilon.
 NORM_EPS = 1e-6

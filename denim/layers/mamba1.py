@@ -18,7 +18,7 @@ from denim.layers.linear import Linear
 from denim.layers.norm import RMSNorm
 from denim.recurrence.selective_scan import selective_scan_chunked, selective_scan_step
 from denim.recurrence.short_conv import short_conv, short_conv_step
-from denim.spec.mixers import Mamba1
+from denim.spec.linear import Mamba1
 
 
 class Mamba1Layer(nn.Module):

@@ -20,7 +20,7 @@ from denim.layers.linear import Linear
 from denim.layers.norm import GroupedGatedRMSNorm
 from denim.recurrence.gated_accumulation import gated_accumulation_chunked, gated_accumulation_step
 from denim.recurrence.short_conv import short_conv, short_conv_step
-from denim.spec.mixers import Mamba2
+from denim.spec.linear import Mamba2
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.recurrence.short_conv import short_conv, short_conv_step
-from denim.spec.mixers import ShortConv
+from denim.spec.linear import ShortConv
 
 
 class ShortConvLayer(nn.Module):

@@ -7,9 +7,9 @@ the families consist of.
 
 from __future__ import annotations
 
+from denim.spec.attention import LatentAttention
 from denim.spec.ffn import FFN, DenseFFN, MoEFFN
 from denim.spec.fields import Fields
-from denim.spec.mixers import LatentAttention
 from denim.spec.standard_keys import read_layer_types
 
 # Names of one value: Kimi Linear's (and transformers'), and Ling's.

@@ -11,14 +11,14 @@ from math import inf
 from typing import Any
 
 from denim.spec.fields import Fields, is_number
-from denim.spec.mixers import Mamba2
+from denim.spec.linear import Mamba2
 
 NO_LIMIT = (0.0, inf)
 
 
 def read_mamba2(fields: Fields, hidden: int) -> Mamba2:
-    """The mixer that the `mamba_*` keys describe. Its inner width is mamba_d_ssm, or else mamba_expand × hidden
-    size.
+    """The mixer that the `mamba_*` keys describe. Its inner width is mamba_d_ssm, or else mamba_expand × the
+    hidden size.
 
     Defaults are transformers' own: mamba_d_head "auto", an equal share of the inner width; mamba_n_groups 1,
     mamba_d_conv 4, mamba_expand 2; a bias in the convolution, none in the projections.

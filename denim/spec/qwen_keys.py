@@ -7,9 +7,10 @@ nothing of what differs between the two.
 from __future__ import annotations
 
 from denim.errors import ConfigError
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import MoEFFN
 from denim.spec.fields import Fields
-from denim.spec.mixers import FullAttention, GatedDeltaNet
+from denim.spec.linear import GatedDeltaNet
 from denim.spec.standard_keys import read_expert_counts, read_head_counts, read_layer_types
 
 DEFAULT_INTERVAL = 4

@@ -128,6 +128,55 @@ def test_cancellation(mute: tuple[Path, Judge], delay: float | None) -> None:
     judge.greedy(prompt, play(folder, scene, max_num_batched_tokens=32))
 
 
+def test_a_client_that_retries_after_its_time_out(mute: tuple[Path, Judge]) -> None:
+    """AB-04: ten whole answers are awaited in vain; at any time one request at most is the engine's."""
+
+    async def scene(engine: AsyncEngine) -> None:
+        prompt, long = tokens_of(30, 1, VOCAB), SamplingParams(temperature=0, max_tokens=4000)
+        for attempt in range(10):
+            before = (await engine.stats())["tokens"]
+            answer = asyncio.create_task(tokens(engine.generate(prompt, long, f"attempt {attempt}")))
+            while (stats := await engine.stats())["tokens"] == before:
+                assert stats["running"] + stats["waiting"] <= 1
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(answer, 0.01)
+        await idle(engine)
+        assert (await engine.stats())["tokens"] < 4000  # none of ten ran to its end
+
+    play(mute[0], scene, memory="8MiB", max_model_len=4096)
+
+
+def test_a_long_prompt_that_nobody_waits_for(mute: tuple[Path, Judge]) -> None:
+    """AB-05: of its fifty segments those before the hang-up run, and then the next client's prompt."""
+    folder, judge = mute
+    segment, seen = 16, 3  # segments that have begun when the client leaves
+    short = tokens_of(5, 0, VOCAB)
+    left = threading.Event()
+
+    async def scene(engine: AsyncEngine) -> list[int]:
+        step, begun = engine._core.step, threading.Semaphore(0)
+
+        def gated_step() -> list[StreamDelta]:
+            begun.release()
+            if engine._core.steps == seen - 1:
+                left.wait()
+            return step()
+
+        engine._core.step = gated_step
+        long = asyncio.create_task(tokens(engine.generate(tokens_of(50 * segment, 0, VOCAB), GREEDY)))
+        for _ in range(seen):
+            await asyncio.to_thread(begun.acquire)
+        long.cancel()
+        await asyncio.gather(long, return_exceptions=True)
+        left.set()
+        first = await anext(engine.generate(short, SamplingParams(temperature=0, max_tokens=1)))
+        assert (await engine.stats())["steps"] == seen + 1
+        return first.token_ids
+
+    options = {"max_model_len": 1024, "max_num_batched_tokens": segment, "chunk_size": segment}
+    judge.greedy(short, play(folder, scene, **options))
+
+
 def test_abort_by_id(mute: tuple[Path, Judge]) -> None:
     """AB-06, AB-07: waiting or running; the iteration ends with a last delta. Slots come back."""
 

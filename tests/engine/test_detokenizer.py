@@ -25,6 +25,7 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int], skip: bool = True) -> list[
 
 
 def test_a_character_comes_whole_or_not_at_all(tokenizer: Tokenizer) -> None:
+    """ST-02: characters of 2, 3 and 4 bytes, a token a byte."""
     for character in "é中😀":
         size = len(character.encode())
         shown = pieces(tokenizer, list(character.encode()))
@@ -45,7 +46,7 @@ def test_a_token_may_hold_the_end_of_one_character_and_the_beginning_of_the_next
 
 
 def test_a_prompt_that_ends_inside_a_character_leaks_nothing(tokenizer: Tokenizer) -> None:
-    """The prompt is not given to it; what was generated decodes to no more than a mark more."""
+    """ST-03: the prompt is not given to it; what was generated decodes to no more than a mark more."""
     for cut in (1, 2):
         generated = [*"中".encode()[cut:], *b" the"]
         assert "".join(pieces(tokenizer, generated)) == tokenizer.decode(generated)
@@ -73,6 +74,7 @@ def test_special_and_unknown_tokens(tokenizer: Tokenizer) -> None:
     skip=st.booleans(),
 )
 def test_the_joined_pieces_are_the_full_decode(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
+    """ST-02: no mark is shown that the full decode does not have."""
     assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip)
 
 
@@ -96,11 +98,13 @@ def fuzz(tokenizer: Tokenizer, count: int, seed: int) -> None:
 
 
 def test_fuzz(tokenizer: Tokenizer) -> None:
+    """ST-05, in short."""
     fuzz(tokenizer, 8_000, seed=0)
 
 
 @pytest.mark.slow
 def test_fuzz_at_length(tokenizer: Tokenizer) -> None:
+    """ST-05: 10^5 sequences, valid or not, each with a space behind it."""
     fuzz(tokenizer, 100_000, seed=1)
 
 

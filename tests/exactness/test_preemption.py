@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from denim import LLM
 from denim.engine.core import EngineCore
 from denim.engine.outputs import RequestOutput
 from denim.sampling_params import SamplingParams
@@ -119,3 +120,23 @@ def test_forked_requests_give_way(dense: Model) -> None:
         assert core.stats()["preempted_swap" if swap else "preempted_recompute"] == 6
         for completion in output.outputs:
             dense.judge.greedy(cases[0].prompt, completion.token_ids)
+
+
+def test_a_cache_reset_takes_nothing_from_those_that_run(dense: Model) -> None:
+    """PR-03: ten resets while four requests decode."""
+    llm = LLM(dense.folder, memory="1MiB", max_model_len=256, debug=True)
+    cases = [greedy(tokens_of(20 + 13 * seed, seed, VOCAB), 40) for seed in range(4)]
+    ids = [llm.core.add(*case) for case in cases]
+    outputs = [llm.core.requests[id_].output for id_ in ids]
+    resets = 0
+    while llm.core.has_work:
+        llm.core.step()
+        if resets < 10 and llm.core.steps % 3 == 0:
+            assert llm.stats()["running"] == 4
+            llm.reset_prefix_cache()
+            llm.check()
+            resets += 1
+    assert resets == 10
+    for case, output in zip(cases, outputs, strict=True):
+        assert len(output.outputs[0].token_ids) == 40
+        dense.judge.greedy(case.prompt, output.outputs[0].token_ids)

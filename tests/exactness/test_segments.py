@@ -7,6 +7,7 @@ from statistics import mean
 import pytest
 import torch
 
+from denim import LLM, ConfigError
 from tests.exactness.conftest import Model
 from tests.exactness.harness import Way, greedy, run, tokens_of
 from tests.exactness.judge import judge_run
@@ -39,6 +40,21 @@ def test_segments_that_end_anywhere(models: dict[str, Model], kind: str) -> None
 @pytest.mark.slow
 def test_segments_of_every_length_that_end_anywhere(dense: Model) -> None:
     sweep(dense, LENGTHS, chunk_size=1)
+
+
+@pytest.mark.parametrize("chunk_size", [48, 64, 96, 100, 128])
+def test_chunks_of_any_size(dense: Model, chunk_size: int) -> None:
+    """BS-04: no size is special; three chunks and a bit, at once and in segments on and off its grid."""
+    cases = [greedy(tokens_of(3 * chunk_size + 5, 2, VOCAB), 8, logprobs=0, prompt_logprobs=0)]
+    for budget in (2048, 2 * chunk_size, chunk_size, chunk_size - 1, 33):
+        way = Way(options={"chunk_size": chunk_size, "max_num_batched_tokens": budget})
+        judge_run(dense.judge, cases, run(dense.folder, cases, way))
+
+
+def test_a_chunk_beyond_the_limit_is_refused(dense: Model) -> None:
+    """BS-04."""
+    with pytest.raises(ConfigError, match="chunk_size=528 is too large; at most 512"):
+        LLM(dense.folder, chunk_size=528)
 
 
 @pytest.mark.parametrize("kind", ["dense", "moe", "tied"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from denim.layers.latent_attention import ABSORBED_BLOCK, LatentAttentionLayer
-from denim.spec.mixers import LatentAttention
+from denim.spec.attention import LatentAttention
 from tests.layers.test_attention import PAGE, batch_of
 
 SPEC = LatentAttention(num_heads=3, latent_dim=7, nope_dim=5, rope_dim=2, value_dim=4)

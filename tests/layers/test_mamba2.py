@@ -12,7 +12,7 @@ from torch import Tensor
 
 from denim.layers.batch import StepBatch
 from denim.layers.mamba2 import GateNorm, Mamba2Layer
-from denim.spec.mixers import Mamba2
+from denim.spec.linear import Mamba2
 
 HIDDEN, TOKENS, EPS = 20, 90, 1e-3
 SCALES = (0.5, 2.0, 0.7, 1.3, 1.1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN
-from denim.spec.mixers import FullAttention, GatedDeltaNet
+from denim.spec.linear import GatedDeltaNet
 from denim.spec.model import Layer, ModelSpec, Rope
 
 

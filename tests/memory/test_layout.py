@@ -8,8 +8,9 @@ import pytest
 
 from denim.errors import CapacityError
 from denim.memory.layout import MAX_WASTE, PAGE, SLOT, STRIDE_ALIGN, ArenaLayout, smallest_slab
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN
-from denim.spec.mixers import FullAttention, GatedDeltaNet
+from denim.spec.linear import GatedDeltaNet
 from denim.spec.model import Layer, ModelSpec, Rope
 
 KIB, MIB = 2**10, 2**20

@@ -102,3 +102,27 @@ def test_retired_entries_keep_their_bytes_until_the_step_poisons_them():
     storage.kv(3)[:] = 1.0
     storage.poison_retired()
     assert not torch.isnan(storage.kv(3)).any()
+
+
+@pytest.mark.slow
+def test_entries_beyond_32_bit_offsets():
+    """LC-06: the last page and slot of more than 2^31 elements. What is not touched takes no memory."""
+    spec = dataclasses.replace(TINY, dtype="bfloat16", state_dtype="bfloat16")
+    layout = ArenaLayout.of(spec, page_size=4)
+    num_slabs = 2**32 // layout.slab_bytes + 3
+    storage = Storage(layout, num_slabs)
+    last, last_slot = (layout.size_class(name).count * num_slabs - 1 for name in (PAGE, SLOT))
+    storage.kv(3)[last] = 3.0
+    slot = last_slot - layout.size_class(SLOT).count  # of the slab before, as the last one has pages
+    for i, place in enumerate(layout.slot_tensors):
+        storage.state(place.layer, place.role)[slot] = float(i)
+    storage.load(SLOT, [0], storage.save(SLOT, [slot]))
+    storage.copy(PAGE, [last], [last - 1])
+    assert (storage.kv(3)[last - 1] == 3.0).all()
+    for i, place in enumerate(layout.slot_tensors):
+        view = storage.state(place.layer, place.role)
+        assert view[slot].storage_offset() > 2**31
+        assert (view[slot] == i).all() and (view[0] == i).all()
+    storage.poison(SLOT, [slot])
+    assert torch.isnan(storage.state(0, "recurrent")[slot]).all()
+    assert (storage.kv(3)[last - 1] == 3.0).all() and (storage.state(2, "conv")[0] == 5.0).all()

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from denim.models.families.qwen3_next import published_rows
 from denim.models.weights import load_model
-from denim.spec.mixers import GatedDeltaNet
+from denim.spec.linear import GatedDeltaNet
 from denim.spec.reader import read_spec
 from tests.families.qwen3_next import save
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from denim.errors import ConfigError
-from denim.spec.mixers import Mamba1
+from denim.spec.linear import Mamba1
 from denim.spec.reader import read_spec
 
 CONFIGS = Path(__file__).parents[1] / "families" / "configs"

@@ -11,7 +11,7 @@ import pytest
 
 from denim.errors import ConfigError
 from denim.ledger.cost import ledger_of
-from denim.spec.mixers import Mamba2
+from denim.spec.linear import Mamba2
 from denim.spec.reader import read_spec
 
 CONFIGS = Path(__file__).parents[1] / "families" / "configs"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from denim.errors import ConfigError
+from denim.spec.attention import FullAttention
 from denim.spec.families.minimax import Residual
-from denim.spec.mixers import FullAttention
 from denim.spec.reader import read_spec
 
 

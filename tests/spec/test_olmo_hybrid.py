@@ -10,7 +10,8 @@ import pytest
 
 from denim.errors import ConfigError
 from denim.spec import read_spec
-from denim.spec.mixers import FullAttention, GatedDeltaNet
+from denim.spec.attention import FullAttention
+from denim.spec.linear import GatedDeltaNet
 
 CONFIG = Path(__file__).parents[1] / "families" / "configs" / "olmo_hybrid_7b.json"
 DEFAULTED = (

@@ -8,8 +8,9 @@ import pytest
 
 from denim.errors import ConfigError
 from denim.spec import read_spec
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN, MoEFFN
-from denim.spec.mixers import FullAttention, GatedDeltaNet
+from denim.spec.linear import GatedDeltaNet
 from tests.spec.configs import qwen3_5_0_8b, qwen3_5_0_8b_text, qwen3_5_35b_a3b_text
 
 

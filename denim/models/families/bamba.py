@@ -18,9 +18,10 @@ from denim.layers.mamba2 import GateNorm, Mamba2Layer
 from denim.layers.norm import RMSNorm
 from denim.models.causal_lm import CausalLM, Targets, attention_targets, mamba2_targets, swiglu_targets
 from denim.models.family import Family
+from denim.spec.attention import FullAttention
 from denim.spec.families.bamba import Details
 from denim.spec.ffn import DenseFFN
-from denim.spec.mixers import FullAttention, Mamba2
+from denim.spec.linear import Mamba2
 from denim.spec.model import Layer, ModelSpec
 
 

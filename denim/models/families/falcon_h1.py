@@ -32,8 +32,9 @@ from denim.models.causal_lm import (
 from denim.models.family import Family
 from denim.spec.families.falcon_h1 import FalconH1Details
 from denim.spec.ffn import DenseFFN
-from denim.spec.mixers import Mamba2, Parallel
+from denim.spec.linear import Mamba2
 from denim.spec.model import Layer, ModelSpec
+from denim.spec.parallel import Parallel
 
 
 class Block(nn.Module):

@@ -20,9 +20,10 @@ from denim.layers.moe import SparseMoE
 from denim.layers.norm import RMSNorm
 from denim.models.causal_lm import CausalLM, Targets, attention_targets, mamba2_targets
 from denim.models.family import Family
+from denim.spec.attention import FullAttention
 from denim.spec.families.granitemoehybrid import Details
 from denim.spec.ffn import MoEFFN, NoFFN
-from denim.spec.mixers import FullAttention, Mamba2
+from denim.spec.linear import Mamba2
 from denim.spec.model import Layer, ModelSpec
 
 # The end of a name as transformers 5 holds it -> as it is published.

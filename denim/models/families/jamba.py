@@ -28,8 +28,9 @@ from denim.models.causal_lm import (
     swiglu_targets,
 )
 from denim.models.family import Family
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN, MoEFFN
-from denim.spec.mixers import FullAttention, Mamba1
+from denim.spec.linear import Mamba1
 from denim.spec.model import Layer, ModelSpec
 
 

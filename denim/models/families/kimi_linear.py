@@ -20,8 +20,8 @@ from denim.layers.moe import SparseMoE
 from denim.layers.norm import RMSNorm
 from denim.models.causal_lm import CausalLM, Targets, expert_targets, rows_of, swiglu_targets
 from denim.models.family import Family
+from denim.spec.attention import LatentAttention
 from denim.spec.ffn import DenseFFN
-from denim.spec.mixers import LatentAttention
 from denim.spec.model import Layer, ModelSpec
 
 # The published code makes the norms inside latent attention without the config's eps.

@@ -22,8 +22,8 @@ from denim.layers.norm import RMSNorm
 from denim.layers.short_conv_layer import ShortConvLayer
 from denim.models.causal_lm import FINAL_NORM, CausalLM, Targets, rows_of
 from denim.models.family import Family
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN
-from denim.spec.mixers import FullAttention
 from denim.spec.model import Layer, ModelSpec
 
 

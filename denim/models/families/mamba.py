@@ -18,7 +18,7 @@ from denim.layers.norm import RMSNorm
 from denim.models.causal_lm import EMBEDDING, FINAL_NORM, CausalLM, Targets, mamba1_targets
 from denim.models.family import Family
 from denim.spec.families.mamba import MambaDetails
-from denim.spec.mixers import Mamba1
+from denim.spec.linear import Mamba1
 from denim.spec.model import Layer, ModelSpec
 
 PLACES = {

@@ -17,7 +17,7 @@ from denim.layers.norm import RMSNorm
 from denim.models.causal_lm import EMBEDDING, CausalLM, Targets, mamba2_targets
 from denim.models.family import Family
 from denim.spec.families.mamba2 import Details
-from denim.spec.mixers import Mamba2
+from denim.spec.linear import Mamba2
 from denim.spec.model import ModelSpec
 
 PLACES = {

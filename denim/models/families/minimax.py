@@ -20,8 +20,8 @@ from denim.layers.moe import SparseMoE
 from denim.layers.norm import RMSNorm
 from denim.models.causal_lm import CausalLM, Targets, attention_targets, expert_targets, rows_of
 from denim.models.family import Family
+from denim.spec.attention import FullAttention
 from denim.spec.families.minimax import MiniMaxDetails
-from denim.spec.mixers import FullAttention
 from denim.spec.model import Layer, ModelSpec
 
 # Tables that transformers saves beside the weights; all of them follow from the layer's place.

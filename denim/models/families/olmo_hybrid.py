@@ -24,7 +24,7 @@ from denim.layers.gated_delta_net import GatedDeltaNetLayer
 from denim.layers.norm import RMSNorm
 from denim.models.causal_lm import CausalLM, Targets, attention_targets, rows_of, swiglu_targets
 from denim.models.family import Family
-from denim.spec.mixers import FullAttention
+from denim.spec.attention import FullAttention
 from denim.spec.model import Layer, ModelSpec
 
 # No config states it: the published layer norms its output with fla's default.

@@ -30,8 +30,8 @@ from denim.models.causal_lm import (
     swiglu_targets,
 )
 from denim.models.family import Family
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN
-from denim.spec.mixers import FullAttention
 from denim.spec.model import Layer, ModelSpec
 
 

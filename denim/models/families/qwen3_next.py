@@ -14,7 +14,7 @@ from denim.layers.gated_delta_net import GatedDeltaNetLayer
 from denim.models.causal_lm import Targets, rows_of
 from denim.models.families.qwen3_5 import Qwen3_5
 from denim.models.family import Family
-from denim.spec.mixers import GatedDeltaNet
+from denim.spec.linear import GatedDeltaNet
 
 
 class Qwen3Next(Qwen3_5):

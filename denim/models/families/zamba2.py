@@ -25,7 +25,7 @@ from denim.layers.rotary import rotate
 from denim.models.causal_lm import FINAL_NORM, CausalLM, Targets, mamba2_targets, rows_of
 from denim.models.family import Family
 from denim.spec.families.zamba2 import SharedAttention, Zamba2Details
-from denim.spec.mixers import Mamba2
+from denim.spec.linear import Mamba2
 from denim.spec.model import ModelSpec
 
 GATE_NORM_EPS = 1e-5  # of transformers' Zamba2, whatever the config's rms_norm_eps

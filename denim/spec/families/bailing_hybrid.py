@@ -14,7 +14,8 @@ from typing import Any
 
 from denim.spec.fields import Fields, is_number
 from denim.spec.latent_keys import MAX_POSITION, one_of, read_ffns, read_latent_attention
-from denim.spec.mixers import KimiDelta, Mixer
+from denim.spec.linear import KimiDelta
+from denim.spec.mixers import Mixer
 from denim.spec.model import Layer, ModelSpec
 from denim.spec.rope import read_rope
 from denim.spec.standard_keys import read_dtype, read_layer_types, read_state_dtype, refuse_quantised

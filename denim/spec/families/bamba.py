@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN
 from denim.spec.fields import Fields
 from denim.spec.mamba2_keys import read_mamba2, read_time_step_limit
-from denim.spec.mixers import FullAttention
 from denim.spec.model import Layer, ModelSpec
 from denim.spec.rope import read_rope
 from denim.spec.standard_keys import (

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN
 from denim.spec.fields import Fields, is_number
 from denim.spec.mamba2_keys import read_mamba2, read_time_step_limit
-from denim.spec.mixers import FullAttention, Parallel
 from denim.spec.model import Layer, ModelSpec
+from denim.spec.parallel import Parallel
 from denim.spec.rope import read_rope
 from denim.spec.standard_keys import (
     read_dtype,

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import FFN, DenseFFN, MoEFFN
 from denim.spec.fields import Fields
 from denim.spec.mamba2_keys import read_mamba2, read_time_step_limit
-from denim.spec.mixers import FullAttention, Mixer
+from denim.spec.mixers import Mixer
 from denim.spec.model import Layer, ModelSpec, Rope
 from denim.spec.rope import read_rope
 from denim.spec.standard_keys import (

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from denim.spec.attention import FullAttention
 from denim.spec.families.mamba import read_dt_rank
 from denim.spec.ffn import FFN, DenseFFN, MoEFFN
 from denim.spec.fields import Fields
-from denim.spec.mixers import FullAttention, Mamba1, Mixer
+from denim.spec.linear import Mamba1
+from denim.spec.mixers import Mixer
 from denim.spec.model import Layer, ModelSpec
 from denim.spec.standard_keys import (
     read_dtype,

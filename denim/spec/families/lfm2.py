@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from denim.errors import ConfigError
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import FFN, DenseFFN
 from denim.spec.fields import Fields
-from denim.spec.mixers import FullAttention, Mixer, ShortConv
+from denim.spec.linear import ShortConv
+from denim.spec.mixers import Mixer
 from denim.spec.model import Layer, ModelSpec
 from denim.spec.rope import read_rope
 from denim.spec.standard_keys import (

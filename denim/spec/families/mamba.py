@@ -16,7 +16,7 @@ from typing import Any
 
 from denim.spec.ffn import NoFFN
 from denim.spec.fields import Fields
-from denim.spec.mixers import Mamba1
+from denim.spec.linear import Mamba1
 from denim.spec.model import MAX_POSITION_WITHOUT_POSITIONS, Layer, ModelSpec
 from denim.spec.standard_keys import read_dtype, read_state_dtype, refuse_quantised
 

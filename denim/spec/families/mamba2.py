@@ -12,8 +12,8 @@ from typing import Any
 
 from denim.spec.ffn import NoFFN
 from denim.spec.fields import Fields
+from denim.spec.linear import Mamba2
 from denim.spec.mamba2_keys import read_groups, read_time_step_limit
-from denim.spec.mixers import Mamba2
 from denim.spec.model import MAX_POSITION_WITHOUT_POSITIONS, Layer, ModelSpec
 from denim.spec.standard_keys import read_dtype, read_state_dtype, refuse_quantised
 

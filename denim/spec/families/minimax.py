@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from denim.errors import ConfigError
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import MoEFFN
 from denim.spec.fields import Fields
-from denim.spec.mixers import FullAttention, Lightning, Mixer
+from denim.spec.linear import Lightning
+from denim.spec.mixers import Mixer
 from denim.spec.model import Layer, ModelSpec, Rope
 from denim.spec.rope import read_rope
 from denim.spec.standard_keys import (

@@ -18,10 +18,12 @@ from math import inf
 from typing import Any
 
 from denim.errors import ConfigError
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN, MoEFFN, NoFFN
 from denim.spec.fields import Fields
+from denim.spec.linear import Mamba2
 from denim.spec.mamba2_keys import NO_LIMIT, read_groups, read_time_step_limit
-from denim.spec.mixers import FullAttention, Mamba2, NoMixer
+from denim.spec.mixers import NoMixer
 from denim.spec.model import Layer, ModelSpec
 from denim.spec.standard_keys import (
     read_dtype,

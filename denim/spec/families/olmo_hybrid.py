@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN
 from denim.spec.fields import Fields
-from denim.spec.mixers import FullAttention, GatedDeltaNet, Mixer
+from denim.spec.linear import GatedDeltaNet
+from denim.spec.mixers import Mixer
 from denim.spec.model import Layer, ModelSpec
 from denim.spec.rope import read_rope
 from denim.spec.standard_keys import (

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from denim.spec.attention import FullAttention
 from denim.spec.ffn import NoFFN
 from denim.spec.fields import Fields
+from denim.spec.linear import Mamba2
 from denim.spec.mamba2_keys import read_groups
-from denim.spec.mixers import FullAttention, Mamba2, Mixer, Parallel
+from denim.spec.mixers import Mixer
 from denim.spec.model import Layer, ModelSpec, Rope
+from denim.spec.parallel import Parallel
 from denim.spec.rope import read_rope
 from denim.spec.standard_keys import (
     read_dtype,
