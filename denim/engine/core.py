@@ -7,19 +7,18 @@ Owns the parts of one engine (model, memory, scheduler, runner) and the record o
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import count
 from numbers import Integral
 from typing import Any
 
 from denim.engine.capacity import describe, plan_capacity
 from denim.engine.completion import Completion
+from denim.engine.in_flight import InFlight
 from denim.engine.loading import LoadedModel, load
 from denim.engine.options import EngineOptions, parse_bytes
-from denim.engine.outputs import RequestMetrics, RequestOutput, StreamDelta, logprobs_by_token
+from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import Prompt, PromptReader, ReadPrompt
 from denim.errors import DenimError, RequestError
 from denim.ledger.preemption import recompute_rule
@@ -27,7 +26,6 @@ from denim.memory.arena import Arena
 from denim.memory.layout import ArenaLayout
 from denim.memory.storage import Storage
 from denim.memory.swap import SwapSpace
-from denim.runner.logprobs import TokenLogprobs
 from denim.runner.plan import StepPlan
 from denim.runner.random import derive_seed
 from denim.runner.runner import Runner, StepOutput
@@ -40,15 +38,6 @@ from denim.scheduler.scheduler import Scheduler
 log = logging.getLogger("denim")
 
 _NONE = {"total": 0, "used": 0, "cached": 0, "free": 0}
-
-
-@dataclass
-class InFlight:
-    """One request: its output so far, and its completions by the scheduler's id."""
-
-    output: RequestOutput
-    metrics: RequestMetrics
-    completions: dict[int, Completion] = field(default_factory=dict)
 
 
 class EngineCore:
@@ -109,10 +98,9 @@ class EngineCore:
             lost = list(self.requests.values())
             self._open_books()
             for in_flight in lost:
-                for completion in in_flight.completions.values():
-                    if not completion.output.finished:
-                        completion.end("error")
-                in_flight.output.finished = True
+                for id_ in in_flight.unfinished():
+                    in_flight.completions[id_].end("error")
+                in_flight.close()
             log.error("interrupted at an unsafe place: %d request(s) end with an error", len(lost))
             raise
 
@@ -144,11 +132,7 @@ class EngineCore:
         # A positive seed for whoever gave none; -1 would mean none again.
         params = params.resolve(self.defaults, seed=derive_seed(self.options.seed, self._accepted) >> 1)
         params.check_vocab(self.spec.vocab_size)
-        metrics = RequestMetrics(time.monotonic())
-        output = RequestOutput(request_id, read.text, read.tokens, [], metrics=metrics)
-        if params.prompt_logprobs is not None:
-            output.prompt_logprobs = [None]
-        in_flight = InFlight(output, metrics)
+        in_flight = InFlight.of(request_id, read, params)
         family = Family() if params.n > 1 else None
         with self._books(clean=DenimError):
             try:
@@ -171,9 +155,8 @@ class EngineCore:
         in_flight = self.requests.get(request_id)
         if in_flight is None:
             return []
-        running = [id_ for id_, c in in_flight.completions.items() if not c.output.finished]
         with self._books():
-            return [self._end(id_, "abort") for id_ in running]
+            return [self._end(id_, "abort") for id_ in in_flight.unfinished()]
 
     def let_go(self, request_id: str) -> None:
         """Abort before the next step or report. For finalisers, which may run in the middle of anything."""
@@ -196,26 +179,23 @@ class EngineCore:
         that took part in it, with finish_reason "error", and the engine goes on.
         """
         self._sweep()
+        failure = None
         with self._books():
             plan = self.scheduler.schedule()
-        if plan is None:
-            return []
-        now = time.monotonic()
-        for span in plan.spans:
-            metrics = self.requests[self._request_of[span.request_id]].metrics
-            if metrics.first_scheduled_time is None:
-                metrics.first_scheduled_time = now
-        try:
-            result = self.runner.run(plan)
-        except BaseException as error:
-            with self._books():
-                deltas = self._fail(plan)
-            if not isinstance(error, Exception):
-                raise
-            log.exception("a step failed; its %d request(s) end with an error", len(deltas))
-            return deltas
-        with self._books():
-            deltas = self._take(plan, result)
+            if plan is None:
+                return []
+            try:
+                for span in plan.spans:
+                    self.requests[self._request_of[span.request_id]].note_scheduled()
+                result = self.runner.run(plan)
+            except BaseException as error:
+                failure, deltas = error, self._fail(plan)
+            else:
+                deltas = self._take(plan, result)
+        if isinstance(failure, Exception):
+            log.error("a step failed; %d completion(s) end with an error", len(deltas), exc_info=failure)
+        elif failure is not None:
+            raise failure
         if self.options.debug:
             self.check()
         return deltas
@@ -227,16 +207,15 @@ class EngineCore:
             log.error("request %s: logits are not finite; it ends with an error", self._request_of[id_])
             deltas.append(self._end(id_, "error"))
         for id_, reports in result.prompt_logprobs.items():
-            self._note_prompt_logprobs(id_, reports)
+            decode = None if self.tokenizer is None else self.tokenizer.decode_one
+            self.requests[self._request_of[id_]].note_scores(reports, decode)
         self.scheduler.update(plan, result.tokens)
         self.steps += 1
         self.tokens += sum(span.length for span in plan.spans)
-        now = time.monotonic()
         for id_, token in result.tokens.items():
             request_id = self._request_of[id_]
             in_flight = self.requests[request_id]
-            if in_flight.metrics.first_token_time is None:
-                in_flight.metrics.first_token_time = now
+            in_flight.note_token()
             try:
                 delta = in_flight.completions[id_].accept(token, result.logprobs.get(id_))
             except Exception:
@@ -280,14 +259,7 @@ class EngineCore:
         scored = params.prompt_logprobs if index == 0 else None
         id_ = next(self._ids)
         self.scheduler.add(Request(id_, prompt, max_tokens, sampling, priority, scored, family))
-        in_flight.completions[id_] = completion
-        output.outputs.append(completion.output)
-
-    def _note_prompt_logprobs(self, id_: int, reports: list[TokenLogprobs]) -> None:
-        output = self.requests[self._request_of[id_]].output
-        assert output.prompt_logprobs is not None
-        decode = None if self.tokenizer is None else self.tokenizer.decode_one
-        output.prompt_logprobs += [logprobs_by_token(report, decode) for report in reports]
+        in_flight.add(id_, completion)
 
     def _fail(self, plan: StepPlan) -> list[StreamDelta]:
         """End every request of a step that did not complete; their memory holds nothing of use."""
@@ -306,10 +278,7 @@ class EngineCore:
     def _close(self, id_: int) -> None:
         """Forget a finished completion, and with the last one its request."""
         request_id = self._request_of.pop(id_)
-        in_flight = self.requests[request_id]
-        if all(completion.output.finished for completion in in_flight.completions.values()):
-            in_flight.output.finished = True
-            in_flight.metrics.finished_time = time.monotonic()
+        if self.requests[request_id].close():
             del self.requests[request_id]
 
 
