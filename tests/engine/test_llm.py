@@ -107,6 +107,7 @@ def test_beyond_the_context_is_clamped(talker: LLM) -> None:
 def test_streamed_text_is_whole_characters(
     talker: LLM, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
+    """ST-02: the model's tokens spell characters of up to 4 bytes, a byte each."""
     tokens = list(text.encode())
     script(talker, monkeypatch, tokens)
     deltas = list(talker.stream("x", SamplingParams(temperature=0, max_tokens=len(tokens))))
@@ -117,7 +118,7 @@ def test_streamed_text_is_whole_characters(
 
 
 def test_a_prompt_that_ends_inside_a_character(talker: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output's text is what was generated, with a mark for what is only the rest of a character."""
+    """ST-03: the text is what was generated, with a mark for what is only the rest of a character."""
     whole = list("中".encode())
     script(talker, monkeypatch, [whole[2], *b" the"])
     output = talker.generate([whole[:2]], SamplingParams(temperature=0, max_tokens=5))[0].outputs[0]

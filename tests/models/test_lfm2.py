@@ -23,6 +23,14 @@ def test_preemption(tmp_path: Path, how: str) -> None:
     assert (counts["swap"] > 0, counts["recompute"] > 0) == (how == "swapped", how == "recomputed")
 
 
+def test_unequal_lengths_in_one_batch(tmp_path: Path) -> None:
+    """PA-02: prompts around the convolution's width are not run over padding."""
+    judge = Judge(save(tmp_path))
+    cases = [greedy(tokens_of(n, n, VOCAB), 6, logprobs=0, prompt_logprobs=0) for n in (3, 4, 40, 1, 2)]
+    for way in (COLD, Way(), Way(options={"max_num_batched_tokens": 6})):
+        judge_run(judge, cases, run(tmp_path, cases, way))
+
+
 def test_tag(tmp_path: Path) -> None:
     save(tmp_path)
     case = greedy(tokens_of(10, 0, VOCAB), 5)

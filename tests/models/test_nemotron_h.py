@@ -12,7 +12,10 @@ from safetensors.torch import load_file, save_file
 from denim.models.weights import load_model
 from denim.spec.families.nemotron_h import Details
 from denim.spec.reader import read_spec
+from tests.exactness.harness import Way, greedy, make_core, tokens_of
+from tests.exactness.judge import Judge
 from tests.families.nemotron_h import save, sparse
+from tests.families.row import VOCAB
 from tests.tiny import Bench
 
 
@@ -49,3 +52,21 @@ def test_residuals_in_fp32_or_the_model_s_dtype(tmp_path: Path, wide: bool) -> N
     assert sums[0].dtype == (torch.float32 if wide else torch.bfloat16)
     rounded = sums[0].to(torch.bfloat16).to(sums[0].dtype)
     assert torch.equal(rounded, sums[0]) != wide
+
+
+def test_decode_beside_segments_of_a_prompt(tmp_path: Path) -> None:
+    """CP-08, without drafts: two requests decode in all steps of a third one's prompt."""
+    judge = Judge(save(tmp_path))
+    cases = [greedy(tokens_of(n, 0, VOCAB), tokens) for n, tokens in ((20, 40), (33, 40), (1000, 12))]
+    core = make_core(tmp_path, cases, Way(options={"max_num_batched_tokens": 128}))
+    outputs = [core.requests[core.add(*case)].output for case in cases[:2]]
+    core.step()
+    outputs.append(core.requests[core.add(*cases[2])].output)
+    while not outputs[2].outputs[0].token_ids:
+        core.step()
+    assert core.steps > 1000 // 128
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [core.steps, core.steps, 1]
+    while core.has_work:
+        core.step()
+    for case, output in zip(cases, outputs, strict=True):
+        judge.greedy(case.prompt, output.outputs[0].token_ids)

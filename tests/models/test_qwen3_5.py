@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -62,6 +63,22 @@ def test_any_split_of_a_sequence(tmp_path: Path) -> None:
             for begin, end in pairwise(cuts)
         ]
         assert (torch.cat(parts) - expected).abs().max() < TOLERANCE, piece
+
+
+def test_random_splits_of_a_sequence(tmp_path: Path) -> None:
+    """MT-02: a hundred splits of one text; 2 and 3 tokens are as good as 5."""
+    model = checkpoint(tmp_path)
+    bench = bench_of(tmp_path)
+    tokens = tokens_of(300, seed=4)
+    expected = full_logits(model, tokens)
+    chance = random.Random(0)
+    splits = [sorted(chance.sample(range(1, 300), chance.randrange(1, 8))) for _ in range(98)]
+    for inner in ([50, 55], [50, 52, 55], *splits):
+        parts = [
+            bench.run(tokens, begin, end, slot_in=2 if begin else -1, slot_out=2)
+            for begin, end in pairwise([0, *inner, 300])
+        ]
+        assert (torch.cat(parts) - expected).abs().max() < TOLERANCE, inner
 
 
 def test_a_span_may_read_a_slot_that_it_does_not_write(tmp_path: Path) -> None:

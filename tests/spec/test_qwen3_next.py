@@ -70,5 +70,6 @@ def test_router_without_renormalisation() -> None:
     ids=str,
 )
 def test_unusable_value_is_named(changes: dict[str, Any], message: str) -> None:
+    """BS-07: windowed layers among full and linear ones are refused at the start."""
     with pytest.raises(ConfigError, match=message):
         read_spec(published(**changes))
