@@ -22,7 +22,7 @@ from tests import families
 from tests.exactness.harness import cold_tokens, crossings, greedy, run, tokens_of
 from tests.exactness.judge import Judge, judge_run
 from tests.families.row import VOCAB, Row
-from tests.tiny import Bench
+from tests.tiny import Bench, checkpoint
 
 CONFIGS = Path(__file__).parent / "families" / "configs"
 TOLERANCE = 3e-4  # of the spread of the oracle's logits
@@ -116,6 +116,15 @@ def check_matrix(model: Model, ways: list) -> None:
     expected = cold_tokens(model.folder, cases)
     for crossing in ways:
         judge_run(model.judge, cases, run(model.folder, cases, crossing.way), expected)
+
+
+def test_attention_alone(tmp_path: Path) -> None:
+    """No linear layer: the arena has no slots, and a one-token prompt looks like a decode row."""
+    oracle = checkpoint(tmp_path, layer_types=["full_attention"] * 4)
+    cases = [greedy(tokens_of(n, n, VOCAB), 12, prompt_logprobs=0) for n in (1, 2, 16, 65, 100)]
+    for crossing in FEW:
+        judge_run(Judge(oracle), cases, run(tmp_path, cases, crossing.way))
+    assert run(tmp_path, cases).stats["slots"]["total"] == 0
 
 
 @each_family

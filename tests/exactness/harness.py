@@ -166,7 +166,8 @@ def make_core(folder: Path, cases: Sequence[Case], way: Way) -> EngineCore:
     options = {"max_model_len": longest, "max_num_seqs": 64, "debug": True, "device": "cpu", **way.options}
     loaded = load(EngineOptions.of(model=folder, **options))
     layout = ArenaLayout.of(loaded.spec, options.get("page_size", EngineOptions.page_size))
-    slabs = 64 if way.slabs is None else max(way.slabs, layout.slabs_for(layout.need(longest)))
+    alone = layout.slabs_for(layout.need(longest))
+    slabs = max(64, 16 * alone) if way.slabs is None else max(way.slabs, alone)
     core = EngineCore(EngineOptions.of(model=folder, **options, memory=slabs * layout.slab_bytes), loaded)
     if way.swap:
         core.scheduler._recompute_cheaper = lambda tokens: False
