@@ -15,7 +15,8 @@ over tokens, so it is <= 0 and its exponential at most 1. The difficulty is to c
 
 Scalar decay: e^{G_t - G_s} does not depend on c, so scores = (a b^T) times the matrix of e^{G_t - G_s}. It is
 taken from differences, exp(G_t - G_s) with s <= t, never as e^{G_t} e^{-G_s}, whose second factor overflows.
-A difference of two sums of size |G| is wrong by up to |G| 2^-24 in fp32; see `MIN_LOG_DECAY`.
+A difference of two rounded sums of size |G| would be wrong by up to |G| 2^-24; so each sum is made in float64
+and kept as two numbers, and a difference is as exact as its own size.
 
 Vector decay: the factor stands inside the sum over channels, so a matrix product needs it split as
 (a_t e^{G_t - R}) . (b_s e^{R - G_s}), and this is safe only for an R between G_t and G_s: then both
@@ -44,8 +45,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 # exp of anything below is 0 in the dtype (whose denormal numbers end at -104 and -746). A log-decay cut off
-# here makes every factor that contains it exactly 0, as it was, and keeps sums finite and small, and so the
-# error of their differences: at most 128 C 2^-24 = 5e-4 for a chunk of 64 tokens that all decay so strongly.
+# here makes every factor that contains it exactly 0, as it was, and keeps sums finite.
 MIN_LOG_DECAY = {torch.float32: -128.0, torch.float64: -1024.0}
 
 
@@ -93,12 +93,16 @@ def fade(rows: Sequence[Tensor], keys: Tensor, log_decay: Tensor) -> Fading:
 
 
 def _fade_all_channels_alike(rows: Sequence[Tensor], keys: Tensor, log_decay: Tensor) -> Fading:
-    sums = log_decay.cumsum(-2)
+    # Two numbers a sum: the sum, and what rounding took off it.
+    exact = log_decay.double().cumsum(-2)
+    sums = exact.to(log_decay.dtype)
+    rest = (exact - sums).to(log_decay.dtype)
     size = sums.shape[-2]
     later = torch.ones(size, size, dtype=torch.bool, device=sums.device).triu(1)
-    decay = (sums - sums.mT).masked_fill_(later, -torch.inf).exp()
+    decay = (sums - sums.mT).add_(rest).sub_(rest.mT).masked_fill_(later, -torch.inf).exp()
     scores = [(row @ keys.mT) * decay for row in rows]
-    return Fading(sums.exp(), (sums[..., -1:, :] - sums).exp(), scores)
+    to_end = (sums[..., -1:, :] - sums).add_(rest[..., -1:, :]).sub_(rest)
+    return Fading(sums.exp(), to_end.exp(), scores)
 
 
 def _fade_each_channel(rows: Sequence[Tensor], keys: Tensor, log_decay: Tensor) -> Fading:

@@ -38,11 +38,11 @@ def test_definition(channels, size, strength):
     assert torch.equal(got.left, got.since[-1:])
 
 
-@pytest.mark.parametrize("channels, bound", [(1, 2e-3), (5, 1e-6)])
+@pytest.mark.parametrize("channels", [1, 5])
 @pytest.mark.parametrize("strong", [-1e4, -1e30, -math.inf])
-def test_weak_decay_beside_strong(channels, bound, strong):
+def test_weak_decay_beside_strong(channels, strong):
     """fp32. Per channel no sum reaches over tokens that are not asked for; the scalar form takes differences
-    of sums, whose error `MIN_LOG_DECAY` keeps small."""
+    of sums that are kept as two numbers. Neither loses the weak decay."""
     rng = torch.Generator().manual_seed(0)
     row, key = torch.randn(2, 64, 5, generator=rng) * 5**-0.5
     log_decay = torch.full((64, channels), strong)
@@ -50,7 +50,7 @@ def test_weak_decay_beside_strong(channels, bound, strong):
     got = fade([row], key, log_decay)
     since, until, scores = definition(row.double(), key.double(), log_decay)
     for a, b in ((got.scores[0], scores), (got.since, since[:, :channels]), (got.until, until[:, :channels])):
-        torch.testing.assert_close(a.double(), b, atol=bound, rtol=0)
+        torch.testing.assert_close(a.double(), b, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
