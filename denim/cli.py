@@ -54,6 +54,7 @@ TopP = Annotated[float | None, typer.Option(help="Draw from the likeliest tokens
 TopK = Annotated[int | None, typer.Option(help="Draw from so many likeliest tokens; 0: all.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed draws the same answer.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No start-up line; warnings only.")]
+Out = Annotated[Path, typer.Option(help="The folder that the PNG and the JSON go to.")]
 
 
 @app.command()
@@ -155,6 +156,46 @@ def chat(
     )
     llm = open_engine(model, device, dtype, state_dtype, memory, quiet)
     run_chat(Chat(llm, params, system, think))
+
+
+study = typer.Typer(
+    help="Measurements of the method itself: a table, a JSON file and a picture each.", no_args_is_help=True
+)
+app.add_typer(study, name="study")
+
+
+@study.command("chunk-size")
+def chunk_size(
+    heads: Annotated[int, typer.Option(help="Heads of q, k and v alike.")] = 16,
+    dim: Annotated[int, typer.Option(help="Numbers in a head's key, and in its value.")] = 128,
+    tokens: Annotated[int, typer.Option(help="Length of the sequence.")] = 2048,
+    rounds: Annotated[int, typer.Option(help="Measurements of each chunk size; the median counts.")] = 7,
+    device: Device = "auto",
+    out: Out = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Time, FLOPs and serial steps of the gated delta rule for chunks of 16 to 256 tokens."""
+    from denim.commands.study.chunk_size import study_chunk_size
+
+    study_chunk_size(heads, dim, tokens, rounds, device, out, as_json)
+
+
+@study.command()
+def precision(
+    tokens: Annotated[int, typer.Option(help="Length of the runs whose drift is measured.")] = 8192,
+    length: Annotated[int, typer.Option(help="Tokens of a text that denim-tiny reads.")] = 1024,
+    windows: Annotated[int, typer.Option(help="How many such texts.")] = 2,
+    text: Annotated[
+        Path | None, typer.Option(help="A file to cut them from; without it denim-tiny writes them.")
+    ] = None,
+    device: Device = "auto",
+    out: Out = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """What a state loses in bf16, fp8 and int8: drift against float64, and denim-tiny's perplexity."""
+    from denim.commands.study.precision import study_precision
+
+    study_precision(tokens, length, windows, text, device, out, as_json)
 
 
 @app.callback(invoke_without_command=True)

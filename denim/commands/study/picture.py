@@ -1,0 +1,49 @@
+"""Pictures and files of the studies.
+
+Owns the way to matplotlib, which is an optional part of the installation, and where results are written.
+Must not know what a study measures.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from denim.errors import ConfigError
+
+DOTS_PER_INCH = 100
+
+
+def new_figure(columns: int) -> tuple[Any, list[Any]]:
+    """A figure with so many panels side by side. Raises ConfigError where matplotlib is missing."""
+    need_matplotlib()
+    from matplotlib.figure import Figure  # not pyplot: no window system, no global state
+
+    figure = Figure(figsize=(5 * columns, 4.2), dpi=DOTS_PER_INCH, layout="constrained")
+    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+
+
+def need_matplotlib() -> None:
+    """Raises ConfigError where matplotlib is missing; called before the measuring, which takes a while."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"denim study draws with matplotlib, which cannot be imported ({error}); "
+            "install it with: pip install 'denim-llm[study]'"
+        ) from error
+
+
+def need_folder(folder: Path) -> None:
+    """Makes the folder of the results. Raises ConfigError if that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {str(folder)!r} cannot be made a folder: {error}") from error
+
+
+def write(folder: Path, name: str, result: dict[str, Any], figure: Any) -> None:
+    """NAME.json and NAME.png in `folder`."""
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    figure.savefig(folder / f"{name}.png")

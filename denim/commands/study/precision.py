@@ -1,0 +1,147 @@
+"""`denim study precision`: what a state loses when it is kept in fewer bits.
+
+Owns the run of the whole study, its tables and its picture.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from denim.commands.study.drift import drift
+from denim.commands.study.inputs import random_inputs, real_inputs, texts_of
+from denim.commands.study.perplexity import perplexity
+from denim.commands.study.picture import need_folder, need_matplotlib, new_figure, write
+from denim.commands.study.storage import STORAGES
+from denim.engine import LLM
+from denim.errors import ConfigError
+
+NAME = "study-precision"
+FEWEST_TOKENS = 64
+ONCE = {storage.name for storage in STORAGES if storage.once}
+
+
+def study_precision(
+    tokens: int, length: int, windows: int, text: Path | None, device: str, out: Path, as_json: bool
+) -> None:
+    """Measure, print, and write NAME.json and NAME.png to `out`.
+
+    tokens: length of the drift runs. length, windows: of the texts that denim-tiny reads. Raises ConfigError
+    or RequestError for numbers or a text that cannot serve, and where matplotlib is missing.
+    """
+    for name, value, least in (
+        ("tokens", tokens, FEWEST_TOKENS),
+        ("windows", windows, 1),
+        ("length", length, 2),
+    ):
+        if value < least:
+            raise ConfigError(f"--{name} is {value}; give a whole number of at least {least}")
+    need_matplotlib()
+    need_folder(out)
+    result = measure(tokens, length, windows, text, device)
+    write(out, NAME, result, draw(result))
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
+    console = Console(highlight=False)
+    for source in ("random", "real"):
+        console.print(f"{source} inputs, {tokens:,} tokens: relative error at the end, against float64")
+        console.print(drift_table(result["drift"][source]))
+    ppl = result["perplexity"]
+    console.print(f"denim-tiny, {ppl['texts']} texts of {ppl['length']:,} tokens, one token a step")
+    console.print(perplexity_table(ppl))
+
+
+def measure(tokens: int, length: int, windows: int, text: Path | None, device: str) -> dict[str, Any]:
+    logging.getLogger("denim").setLevel(
+        logging.WARNING
+    )  # three engines start; their lines would bury the table
+    llm = LLM(device=device, max_num_seqs=windows, max_num_batched_tokens=max(length, windows))
+    longest = llm.core.capacity.max_model_len - 1  # one token is sampled behind a text
+    if length > longest:
+        raise ConfigError(f"--length is {length:,}; denim-tiny reads at most {longest:,} tokens and one more")
+    texts = texts_of(llm, text, length, windows)
+    sources = {"random": random_inputs(tokens), "real": real_inputs(llm, texts, tokens)}
+    return {
+        "study": "precision",
+        "date": datetime.now(UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "tokens": tokens,
+        "text": "denim-tiny's own" if text is None else text.name,
+        "drift": {name: drift(inputs, STORAGES) for name, inputs in sources.items()},
+        "perplexity": perplexity(texts, device),
+    }
+
+
+def drift_table(run: dict[str, Any]) -> Table:
+    grid = Table(box=SIMPLE_HEAD)
+    for title in ("state kept in", "state", "worst head", "output", "largest output error"):
+        grid.add_column(title, justify="left" if title == "state kept in" else "right")
+    for name, curve in run["storages"].items():
+        values = (curve["state"][-1], curve["worst_head"], curve["output"][-1], max(curve["output"]))
+        grid.add_row(name, *(f"{value:.1e}" for value in values))
+    return grid
+
+
+def perplexity_table(run: dict[str, Any]) -> Table:
+    grid = Table(box=SIMPLE_HEAD)
+    grid.add_column("tokens read")
+    for name in run["runs"]:
+        grid.add_column(name, justify="right")
+        if name != "all fp32":
+            grid.add_column("|Δ log p|", justify="right")
+    edges = run["edges"]
+    for i, (start, end) in enumerate(pairwise(edges)):
+        _add_row(grid, run, f"{start:,} to {end:,}", lambda r, i=i: (r["perplexity"][i], r["difference"][i]))
+    _add_row(grid, run, "all", lambda r: (r["whole_perplexity"], r["whole_difference"]))
+    return grid
+
+
+def _add_row(grid: Table, run: dict[str, Any], title: str, of: Any) -> None:
+    cells = []
+    for name, values in run["runs"].items():
+        value, difference = of(values)
+        cells.append(f"{value:.4f}")
+        if name != "all fp32":
+            cells.append(f"{difference:.1e}")
+    grid.add_row(title, *cells)
+
+
+def draw(result: dict[str, Any]) -> Any:
+    """Errors of state and output over tokens, for random and real inputs; then those of log-probabilities."""
+    figure, (random, real, ppl) = new_figure(3)
+    for axes, source in ((random, "random"), (real, "real")):
+        run = result["drift"][source]
+        for i, (name, curve) in enumerate(run["storages"].items()):
+            # Before its checkpoint a state that is quantised once is the fp32 one, and its outputs too.
+            first = run["points"].index(run["checkpoint"]) if name in ONCE else 0
+            points = run["points"][first:]
+            axes.plot(points, curve["state"][first:], color=f"C{i}", label=name)
+            after = first + 1 if name in ONCE else first
+            axes.plot(run["points"][after:], curve["output"][after:], ":", color=f"C{i}", linewidth=1)
+        axes.axvline(run["checkpoint"], color="grey", linewidth=0.8)
+        axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="relative error against float64")
+        axes.xaxis.set_minor_formatter("")
+        axes.set_title(f"{source} inputs (dotted: outputs)", fontsize=10)
+        axes.legend(fontsize=7)
+    run = result["perplexity"]
+    centres = [(a + b) / 2 for a, b in pairwise(run["edges"])]
+    for name, values in run["runs"].items():
+        if name == "all fp32":
+            continue
+        ppl.plot(centres, values["difference"], marker="o", label=name)
+    ppl.set(xscale="log", xlabel="tokens read", ylabel="mean |Δ log-probability| against all fp32, nats")
+    ppl.xaxis.set_minor_formatter("")
+    ppl.set_ylim(bottom=0)
+    ppl.set_title(f"denim-tiny, {run['texts']} texts, fp32 weights", fontsize=10)
+    ppl.legend(fontsize=8)
+    return figure
