@@ -12,20 +12,22 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from denim.engine.options import EngineOptions, parse_bytes
+from denim.engine.options import EngineOptions
 from denim.errors import CapacityError
+from denim.ledger.budget import (
+    DEFAULT_BATCHED_TOKENS,
+    DEFAULT_NUM_SEQS,
+    DEVICE_SHARE,
+    HOST_SHARE,
+    working_bytes,
+)
 from denim.ledger.parameters import weight_bytes
-from denim.ledger.units import size_text
+from denim.ledger.units import parse_bytes, size_text
+from denim.memory.fit import requests_that_fit
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
 from denim.spec.model import ModelSpec
 
 log = logging.getLogger("denim")
-
-DEFAULT_NUM_SEQS = 256  # vLLM's default max_num_seqs
-DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
-HOST_SHARE = 0.25  # of the free host memory, at most, when a CPU engine is given no size
-DEVICE_SHARE = 0.9  # of a CUDA device, weights included, when no size is given; vLLM's default
-RESERVE = 1.5  # working memory of a step against its largest tensors; covers fragmentation
 
 
 class Capacity(NamedTuple):
@@ -80,17 +82,6 @@ def plan_capacity(
     if max_num_seqs < (options.max_num_seqs or 0):
         log.warning("max_num_seqs clamped to %d, the requests that fit the arena", max_num_seqs)
     return Capacity(num_slabs, max_model_len, max_num_seqs, batched)
-
-
-def requests_that_fit(layout: ArenaLayout, num_slabs: int, tokens: int) -> int:
-    """The largest number of requests of `tokens` tokens each that are in the arena at once."""
-    need = layout.need(tokens)
-    low, high = 0, num_slabs * max(size.count for size in layout.classes) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = layout.slabs_for({name: n * middle for name, n in need.items()}) <= num_slabs
-        low, high = (middle, high) if fits else (low, middle)
-    return low
 
 
 def describe(spec: ModelSpec, layout: ArenaLayout, capacity: Capacity) -> str:
@@ -151,23 +142,3 @@ def _refuse_beyond_device(budget: int, device: torch.device) -> None:
         raise CapacityError(
             f"memory={size_text(budget)} is more than the {size_text(free)} free on {device}; lower memory"
         )
-
-
-def working_bytes(spec: ModelSpec, tokens: int, rows: int, chunk: int) -> int:
-    """A bound on what one step of `tokens` tokens and `rows` sampled rows allocates beside the arena.
-
-    The largest layer's fp32 intermediates (for a matrix state [heads, d_v, d_k] the tokens' keys, values
-    and their scaled copies, and the chunk-by-chunk matrices; for a scan [channels, N] its inputs), the
-    widest product, and three copies of the logits.
-    """
-    per_token = 8 * spec.hidden_size
-    for layer in spec.layers:
-        for state in layer.mixer.state_tensors(spec.state_dtype, spec.dtype):
-            if state.role != "recurrent":
-                continue
-            if len(state.shape) == 3:
-                heads, value_dim, key_dim = state.shape
-                per_token = max(per_token, heads * (6 * key_dim + 5 * value_dim + 5 * chunk))
-            else:
-                per_token = max(per_token, 8 * state.shape[0])
-    return int(RESERVE * 4 * (tokens * per_token + 3 * rows * spec.vocab_size))

@@ -17,11 +17,12 @@ from denim.engine.capacity import describe, plan_capacity
 from denim.engine.completion import Completion
 from denim.engine.in_flight import InFlight
 from denim.engine.loading import LoadedModel, load
-from denim.engine.options import EngineOptions, parse_bytes
+from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import Prompt, PromptReader, ReadPrompt
 from denim.errors import DenimError, RequestError
 from denim.ledger.preemption import recompute_rule
+from denim.ledger.units import parse_bytes
 from denim.memory.arena import Arena
 from denim.memory.layout import ArenaLayout
 from denim.memory.storage import Storage

@@ -6,15 +6,14 @@ version cannot honour is refused, never ignored.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from denim.errors import ConfigError
+from denim.ledger.units import parse_bytes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 # A page is the unit of KV memory, and the matrices inside a chunk grow with its square: beyond these, both
 # only cost.
@@ -118,20 +117,6 @@ class EngineOptions:
         if unknown:
             raise ConfigError(f"unknown option {unknown[0]!r}; known: {', '.join(known)}")
         return cls(**given)
-
-
-def parse_bytes(name: str, value: int | str) -> int:
-    """A number of bytes from an int or from text such as "8GiB", "512MiB", "2e9" or "1.5GB"."""
-    if _is_int(value) and int(value) >= 0:
-        return int(value)
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([A-Za-z]*)\s*", value)
-        if match and match[2].upper() in UNITS:
-            try:
-                return int(float(match[1]) * UNITS[match[2].upper()])
-            except (ValueError, OverflowError):
-                pass
-    raise ConfigError(f"{name}={value!r}: give bytes as a number or as text such as '8GiB' or '512MiB'")
 
 
 def _is_int(value: object) -> bool:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+from denim.errors import ConfigError
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
 
 def size_text(n: int) -> str:
     """Bytes in the largest binary unit that keeps the number at 1 or more: "18.6 MiB", "12 KiB"."""
@@ -36,3 +42,17 @@ def pattern_text(pattern: str) -> str:
         if pattern == pattern[:period] * (len(pattern) // period):
             return f"{pattern[:period]} × {len(pattern) // period}"
     return pattern
+
+
+def parse_bytes(name: str, value: int | str) -> int:
+    """A number of bytes from an int or from text such as "8GiB", "512MiB", "2e9" or "1.5GB"."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([A-Za-z]*)\s*", value)
+        if match and match[2].upper() in UNITS:
+            try:
+                return int(float(match[1]) * UNITS[match[2].upper()])
+            except (ValueError, OverflowError):
+                pass
+    raise ConfigError(f"{name}={value!r}: give bytes as a number or as text such as '8GiB' or '512MiB'")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from denim import LLM, CapacityError, RequestError, SamplingParams
-from denim.engine.capacity import requests_that_fit
+from denim.memory.fit import requests_that_fit
 from denim.memory.layout import ArenaLayout
 from tests.exactness.harness import tokens_of
 from tests.exactness.judge import Judge

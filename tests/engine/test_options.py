@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from denim import LLM, ConfigError, SamplingParams
-from denim.engine.options import EngineOptions, parse_bytes
+from denim.engine.options import EngineOptions
+from denim.ledger.units import parse_bytes
 from tests.exactness.harness import tokens_of
 from tests.exactness.judge import Judge
 from tests.tiny import VOCAB
