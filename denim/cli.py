@@ -73,6 +73,50 @@ def ledger(
 
 
 @app.command()
+def plan(
+    model: ConfigOrModel = None,
+    device: Annotated[str, typer.Option(help="H200, H100, L40S, RTX4090 or CPU.")] = "H200",
+    memory: Annotated[
+        str | None, typer.Option(help="The arena on each device: 60GiB, …; default: what an engine takes.")
+    ] = None,
+    lengths: Annotated[str | None, typer.Option(help="Requests of these lengths: 512,4096,…")] = None,
+    lognormal: Annotated[
+        str | None, typer.Option(metavar="MEAN,SIGMA", help="Lengths with this mean, and sigma of their log.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="JSON lines with prompt_length and output_length (or Mooncake's).")
+    ] = None,
+    tensor_parallel: Annotated[int, typer.Option(help="Devices that share the model.")] = 1,
+    drafts: Annotated[int, typer.Option(help="Drafts that a step verifies.")] = 0,
+    dtype: Dtype = "auto",
+    state_dtype: StateDtype = "auto",
+    kv_dtype: KvDtype = "auto",
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also what vLLM's and SGLang's rules give.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What fits on a device, and how fast it can be at best, from a config alone."""
+    from denim.commands.plan import show_plan
+
+    show_plan(
+        model,
+        device,
+        memory,
+        lengths,
+        lognormal,
+        trace,
+        tensor_parallel,
+        drafts,
+        dtype,
+        state_dtype,
+        kv_dtype,
+        compare,
+        as_json,
+    )
+
+
+@app.command()
 def inspect(model: ModelFolder = None, as_json: AsJson = False) -> None:
     """Layers, sizes and dtypes of a model; its weights are not read."""
     from denim.commands.inspect import show_model

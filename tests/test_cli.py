@@ -33,6 +33,11 @@ def test_exit_codes(error: denim.DenimError, code: int) -> None:
         (("ledger", "/no/such/model"), "/no/such/model does not exist"),
         (("ledger", "CONFIG", "--lengths", "many"), "--lengths is 'many'"),
         (("ledger", "CONFIG", "--kv-dtype", "int3"), "kv_dtype is 'int3'"),
+        (("plan", "CONFIG", "--device", "B200"), "--device is 'B200'; known: H200"),
+        (("plan", "CONFIG", "--memory", "much"), "--memory='much'"),
+        (("plan", "CONFIG", "--lognormal", "1"), "--lognormal is '1'"),
+        (("plan", "CONFIG", "--trace", "/no/such/trace"), "--trace /no/such/trace cannot be read"),
+        (("plan", "CONFIG", "--tensor-parallel", "3"), "--tensor-parallel is 3"),
         (("inspect", "/no/such/model"), "/no/such/model does not exist"),
         (("generate", "x", "--temperature", "-1"), "temperature=-1"),
         (("generate", "x", "--max-tokens", "0"), "max_tokens=0"),
@@ -62,7 +67,7 @@ def test_version() -> None:
 def test_help_lists_the_commands() -> None:
     done = run("--help")
     assert done.returncode == 0
-    for command in ("generate", "chat", "ledger", "inspect", "doctor"):
+    for command in ("generate", "chat", "ledger", "plan", "inspect", "doctor"):
         assert command in done.stdout
 
 
@@ -70,6 +75,12 @@ def test_ledger_of_the_embedded_model_is_the_default() -> None:
     done = run("ledger", "--json")
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["layers"]) == {"L", "F"}
+
+
+def test_a_plan_that_does_not_fit_is_exit_code_3() -> None:
+    done = run("plan", "--memory", "1KiB")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "too little for one request" in done.stderr
 
 
 def test_generate_streams_from_the_embedded_model() -> None:

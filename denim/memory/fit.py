@@ -16,7 +16,7 @@ def requests_that_fit(layout: ArenaLayout, num_slabs: int, tokens: int) -> int:
 
 
 def mixture_that_fits(layout: ArenaLayout, num_slabs: int, mean_pages: Fraction) -> int:
-    """The largest number of requests with `mean_pages` pages each on average that are in the arena at once."""
+    """The largest number of requests with `mean_pages` pages each on average in the arena at once."""
     low, high = 0, num_slabs * max(size.count for size in layout.classes) + 1
     while high - low > 1:
         middle = (low + high) // 2

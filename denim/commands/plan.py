@@ -1,0 +1,208 @@
+"""`denim plan`: what fits on a device, and how fast it can be at best, before the device is rented.
+
+Owns options and the printed form. Knows the plan; must not import torch, so that it answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from denim.commands.ledger import parse_lengths
+from denim.errors import ConfigError
+from denim.ledger.devices import find_device
+from denim.ledger.lengths import Lengths
+from denim.ledger.units import count_text, flops_text, parse_bytes, pattern_text, size_text
+from denim.memory.capacity_plan import CapacityPlan
+from denim.memory.plan_json import plan_json
+from denim.spec import embedded_model, read_spec
+
+DEFAULT_LENGTHS = (512, 4096, 32768)
+
+
+def show_plan(
+    model: Path | None,
+    device: str,
+    memory: str | None,
+    lengths: str | None,
+    lognormal: str | None,
+    trace: Path | None,
+    tensor_parallel: int,
+    drafts: int,
+    dtype: str,
+    state_dtype: str,
+    kv_dtype: str,
+    compare: bool,
+    as_json: bool,
+) -> None:
+    """Print the plan of a config or model folder (None: the embedded model).
+
+    Raises ConfigError for input that cannot be used, CapacityError when the model does not fit.
+    """
+    place = embedded_model() if model is None else model
+    spec = read_spec(place, dtype=dtype, state_dtype=state_dtype)
+    arena = None if memory is None else parse_bytes("--memory", memory)
+    plan = CapacityPlan.of(
+        spec,
+        find_device(device),
+        memory=arena,
+        devices=tensor_parallel,
+        kv_dtype=kv_dtype,
+        drafts=drafts,
+    )
+    asked = read_workloads(lengths, lognormal, trace)
+    if asked is None:
+        asked = [Lengths.fixed(n) for n in DEFAULT_LENGTHS if n <= plan.longest_request]
+        asked = asked or [Lengths.fixed(plan.longest_request)]
+    values = plan_json(spec, plan, asked, compare)
+    if as_json:
+        print(json.dumps(values, indent=2))
+        return
+    in_folder = place.is_dir() or place.name == "config.json"
+    name = (place if place.is_dir() else place.parent).resolve().name if in_folder else place.stem
+    console = Console(highlight=False)
+    for line in summary(name, values, tensor_parallel):
+        console.print(line, soft_wrap=True)
+    console.print(memory_table(values))
+    for row in values["workloads"]:
+        if row["left_out"]:
+            console.print(
+                f"{row['name']}: {row['left_out']:,} requests of more than {values['longest_request']:,} "
+                "tokens, which model or arena do not take, are left out",
+                soft_wrap=True,
+            )
+    console.print(floor_table(values))
+    if compare:
+        console.print(peers_table(values))
+        for line in peers_notes(values):
+            console.print(line, soft_wrap=True)
+
+
+def read_workloads(lengths: str | None, lognormal: str | None, trace: Path | None) -> list[Lengths] | None:
+    """What one of three options asks for, None where none is given. Raises ConfigError for two."""
+    given = {"--lengths": lengths, "--lognormal": lognormal, "--trace": trace}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} exclude each other; give one")
+    if lengths is not None:
+        return [Lengths.fixed(tokens) for tokens in parse_lengths(lengths)]
+    if lognormal is not None:
+        try:
+            mean, sigma = (float(part) for part in lognormal.split(","))
+        except ValueError:
+            raise ConfigError(f"--lognormal is {lognormal!r}; give a mean and a sigma: 350,1.1") from None
+        return [Lengths.lognormal(mean, sigma)]
+    return None if trace is None else [Lengths.trace(trace)]
+
+
+def summary(name: str, values: dict[str, Any], devices: int) -> list[str]:
+    """What does not depend on the workload, one fact a line."""
+    device = values["device"]
+    each = f" on each of {devices}" if devices > 1 else ""
+    arena = values["arena_bytes"]
+    lines = [
+        f"[bold]{name}[/]: {pattern_text(values['layers'])} layers, {count_text(values['parameters'])} "
+        f"parameters; weights in {values['dtype']}, KV in {values['kv_dtype']}, states in "
+        f"{values['state_dtype']}",
+        f"  {device['name']:11} {size_text(device['memory_bytes'])}{each}: "
+        f"{size_text(values['weight_bytes'])} of weights, "
+        f"{size_text(values['working_bytes'])} of working memory, arena {size_text(arena)} "
+        f"({values['num_slabs']:,} slabs of {size_text(values['slab_bytes'])})",
+        f"  a token     {size_text(values['kv_bytes_per_token'])} of KV",
+        f"  a request   {size_text(values['bytes_per_request'])}: {size_text(values['state_bytes'])} of "
+        f"state, {size_text(values['conv_bytes'])} of convolution",
+    ]
+    equal = values["checkpoint_equals_kv_of_tokens"]
+    if equal:
+        lines.append(f"  checkpoint  as much as the KV of {equal:,} tokens")
+    if values["crossover_tokens"] is not None:
+        lines.append(f"  crossover   {values['crossover_tokens']:,} tokens")
+    drafts = values["drafts"]
+    if drafts:
+        mtp = drafts["mtp_kv_bytes_per_token"]
+        lines.append(
+            f"  {drafts['drafts']} drafts".ljust(14)
+            + f"{size_text(drafts['records_bytes'])} of records a request"
+            + (f" and {size_text(mtp)} of KV a token" if mtp else "")
+            + f"; a state for each would be {size_text(drafts['snapshots_bytes'])}"
+        )
+    return lines
+
+
+def memory_table(values: dict[str, Any]) -> Table:
+    """One row a workload: how many requests, and who holds the arena."""
+    grid = Table(box=SIMPLE_HEAD)
+    grid.add_column("requests of")
+    running = max(row["running"] for row in values["workloads"])
+    cached = ("cached when idle", f"beside {running:,} running")
+    for heading in ("at once", "states", "KV", "rest", *cached):
+        grid.add_column(heading, justify="right")
+    for row in values["workloads"]:
+        parts = (row["state_bytes"], row["kv_bytes"], row["rest_bytes"])
+        grid.add_row(
+            row["name"],
+            f"{row['requests']:,}",
+            *(f"{part / values['arena_bytes']:.1%}" for part in parts),
+            f"{row['conversations']:,}",
+            f"{row['conversations_beside']:,}",
+        )
+    return grid
+
+
+def floor_table(values: dict[str, Any]) -> Table:
+    """Rows of a workload's steps under its name: the least that each moves, computes and lasts."""
+    grid = Table(box=SIMPLE_HEAD, title="at best", title_justify="left")
+    grid.add_column("step", no_wrap=True)
+    for heading in ("bytes/token", "FLOP/token", "time/token", "lasts", "bound by"):
+        grid.add_column(heading, justify="right", no_wrap=True)
+    for row in values["workloads"]:
+        grid.add_row(row["name"])
+        steps = [(f"decode × {floor['tokens']:,}", floor) for floor in row["decode"]]
+        steps.append((f"prefill {row['prefill']['tokens']:,}", row["prefill"]))
+        for step, floor in steps:
+            grid.add_row(
+                "  " + step,
+                size_text(round(floor["bytes_per_token"])),
+                flops_text(round(floor["flops_per_token"])),
+                seconds_text(floor["seconds_per_token"]),
+                seconds_text(floor["seconds"]),
+                floor["bound"],
+            )
+    return grid
+
+
+def peers_table(values: dict[str, Any]) -> Table:
+    """The same memory under other engines' rules."""
+    grid = Table(box=SIMPLE_HEAD, title="the same arena under published rules", title_justify="left")
+    grid.add_column("engine", no_wrap=True)
+    grid.add_column("rule")
+    grid.add_column("a request", justify="right", no_wrap=True)
+    grid.add_column("at once", justify="right", no_wrap=True)
+    for row in values["workloads"]:
+        grid.add_row(row["name"])
+        exact = (row["state_bytes"] + row["kv_bytes"]) // max(1, row["requests"])
+        rule = f"one slot, pages of {values['page_size']} tokens"
+        grid.add_row("  Denim", rule, size_text(exact), f"{row['requests']:,}")
+        for peer in row["peers"]:
+            name = f"  {peer['name']}{'' if peer['served'] else ' *'}"
+            grid.add_row(name, peer["rule"], size_text(peer["request_bytes"]), f"{peer['requests']:,}")
+    return grid
+
+
+def peers_notes(values: dict[str, Any]) -> list[str]:
+    peers = values["workloads"][0]["peers"]
+    missing = dict.fromkeys(peer["name"] for peer in peers if not peer["served"])
+    return [f"* {name} has no model of this family; the numbers are its rule's" for name in missing]
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits in s, ms or µs."""
+    for scale, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"

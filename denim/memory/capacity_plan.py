@@ -1,0 +1,168 @@
+"""What fits on a device before there is one: the arena, and how many requests of a workload it holds.
+
+Owns the plan. Sizes come from the ledger, counts by slabs from the same layout and the same search that the
+engine uses, so that plan and engine cannot disagree. Pure Python: never imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from denim.errors import CapacityError, ConfigError
+from denim.ledger.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_NUM_SEQS, arena_budget, working_bytes
+from denim.ledger.cost import Ledger, ledger_of
+from denim.ledger.devices import Device
+from denim.ledger.drafts import DraftCost, draft_cost
+from denim.ledger.flops import CHUNK
+from denim.ledger.lengths import Lengths
+from denim.ledger.parameters import weight_bytes
+from denim.ledger.tensor_parallel import share_of
+from denim.ledger.units import size_text
+from denim.memory.fit import mixture_need, mixture_that_fits
+from denim.memory.layout import PAGE, SLOT, TENSOR_ALIGN, ArenaLayout, smallest_slab
+from denim.spec.model import ModelSpec
+
+PAGE_SIZE = 16  # tokens; the engine's default
+
+
+@dataclass(frozen=True)
+class CapacityPlan:
+    """One model on one device, or on one of several that share it: then every number is a device's own.
+
+    `spec` is the device's share, `ledger` its costs. `working_bytes` is what a step needs beside the arena.
+    """
+
+    spec: ModelSpec
+    ledger: Ledger
+    layout: ArenaLayout
+    device: Device
+    kv_dtype: str
+    weight_bytes: int
+    working_bytes: int
+    num_slabs: int
+    drafts: DraftCost | None
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModelSpec,
+        device: Device,
+        *,
+        memory: int | None = None,
+        devices: int = 1,
+        kv_dtype: str = "auto",
+        drafts: int = 0,
+    ) -> CapacityPlan:
+        """The plan of `spec` on each of `devices` equal devices.
+
+        `memory`: bytes of the arena on a device; None: what the engine would take. `drafts`: drafts that a
+        step verifies; their records lie in the slot, and the MTP head's KV, where there is one, in the page.
+        Raises ConfigError for what cannot be, CapacityError when weights or one request do not fit.
+        """
+        if drafts < 0:
+            raise ConfigError(f"--drafts is {drafts}; it must be 0 or more")
+        share = share_of(spec, devices)
+        ledger = ledger_of(share, kv_dtype)
+        budget = arena_budget(share, device) if memory is None else memory
+        if budget <= 0:
+            raise CapacityError(
+                f"{device.name} with {size_text(device.memory_bytes)} has no room for states and KV beside "
+                f"{size_text(weight_bytes(share))} of weights; choose a larger device or more with "
+                "--tensor-parallel"
+            )
+        cost = draft_cost(share, drafts, kv_dtype) if drafts else None
+        layout = _layout(share, None if kv_dtype == "auto" else kv_dtype, cost)
+        return cls(
+            share,
+            ledger,
+            layout,
+            device,
+            share.dtype if kv_dtype == "auto" else kv_dtype,
+            weight_bytes(share),
+            working_bytes(share, DEFAULT_BATCHED_TOKENS[device.kind], DEFAULT_NUM_SEQS, CHUNK),
+            layout.num_slabs(budget),
+            cost,
+        )
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.num_slabs * self.layout.slab_bytes
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of the longest request that model and arena take."""
+        fits = self.layout.longest_request(self.num_slabs)
+        return self.spec.max_position if fits is None else min(fits, self.spec.max_position)
+
+    def holding(self, lengths: Lengths) -> Holding:
+        """As many requests of these lengths as fit at once.
+
+        Raises ConfigError when not one is short enough; those that are too long are left out.
+        """
+        kept = lengths.within(self.longest_request)
+        layout = self.layout
+        mean_pages = kept.mean_blocks(layout.page_size)
+        requests = mixture_that_fits(layout, self.num_slabs, mean_pages)
+        entries = mixture_need(layout, requests, mean_pages)
+        held = {name: n * layout.size_class(name).stride for name, n in entries.items()}
+        running = min(requests, DEFAULT_NUM_SEQS)
+        return Holding(
+            lengths=kept,
+            left_out=len(lengths.totals) - len(kept.totals),
+            requests=requests,
+            entries=entries,
+            state_bytes=held.get(SLOT, 0),
+            kv_bytes=held.get(PAGE, 0),
+            arena_bytes=self.arena_bytes,
+            conversations=requests,
+            running=running,
+            conversations_beside=requests - running,
+        )
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A full arena. Every request has its full length, prompt and output; `entries` are the slots and pages
+    of them all. A cached conversation is one checkpoint and the pages of its tokens, which is what a request
+    holds: `conversations` when nothing runs, `conversations_beside` while `running` requests do.
+    """
+
+    lengths: Lengths
+    left_out: int
+    requests: int
+    entries: dict[str, int]
+    state_bytes: int
+    kv_bytes: int
+    arena_bytes: int
+    conversations: int
+    running: int
+    conversations_beside: int
+
+    @property
+    def rest_bytes(self) -> int:
+        """Of the arena: too little for one request more, and what slabs leave over."""
+        return self.arena_bytes - self.state_bytes - self.kv_bytes
+
+
+def _layout(spec: ModelSpec, kv_dtype: str | None, drafts: DraftCost | None) -> ArenaLayout:
+    """The engine's layout, with records in the slot and the MTP head's KV in the page, with drafts."""
+    if drafts is None:
+        return ArenaLayout.of(spec, PAGE_SIZE, kv_dtype)
+    trunk = len(spec.layers)
+    mtp = [trunk + i for i, layer in enumerate(spec.mtp_layers) if layer.mixer.kv_elements()]
+    layout = ArenaLayout.of(spec, PAGE_SIZE, kv_dtype, [*spec.attention_layers, *mtp])
+    sizes = {size.name: size.entry_bytes for size in layout.classes}
+    if SLOT in sizes:
+        sizes[SLOT] = -(-sizes[SLOT] // TENSOR_ALIGN) * TENSOR_ALIGN + drafts.records_bytes
+    slab, counts = smallest_slab(sizes.get(PAGE, 0), sizes.get(SLOT, 0))
+    per_slab = dict(zip((PAGE, SLOT), counts, strict=True))
+    classes = tuple(
+        replace(
+            size,
+            entry_bytes=sizes[size.name],
+            stride=slab // per_slab[size.name],
+            count=per_slab[size.name],
+        )
+        for size in layout.classes
+    )
+    return replace(layout, slab_bytes=slab, classes=classes)

@@ -1,0 +1,148 @@
+"""`denim plan`: fast, without torch, and what it prints is the plan."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from denim.commands.plan import read_workloads, seconds_text, show_plan
+from denim.errors import ConfigError
+from tests.spec.configs import qwen3_5_0_8b
+
+CONFIGS = Path(__file__).parents[1] / "families" / "configs"
+STARTUP_BOUND = 2.0  # seconds; it takes 0.3 on an idle machine, and the machine may be busy
+
+# Of the six, what does not fit one H200 is shared by so many.
+DEVICES = {
+    "qwen3_next_80b_a3b": 2,
+    "kimi_linear_48b_a3b": 1,
+    "nemotron-h-8b": 1,
+    "jamba-v0.1": 1,  # Jamba-1.5-mini has the same config
+    "minimax_text_01": 8,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "Qwen3.5-0.8B"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(qwen3_5_0_8b()))
+    return place
+
+
+def plan(model: Path, **options: Any) -> None:
+    defaults: dict[str, Any] = {
+        "device": "H200",
+        "memory": None,
+        "lengths": None,
+        "lognormal": None,
+        "trace": None,
+        "tensor_parallel": 1,
+        "drafts": 0,
+        "dtype": "auto",
+        "state_dtype": "auto",
+        "kv_dtype": "auto",
+        "compare": False,
+        "as_json": False,
+    }
+    show_plan(model, **(defaults | options))
+
+
+def test_answers_at_once_and_without_torch(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "from denim.cli import app\n"
+        "app(['plan', sys.argv[1], '--compare'], standalone_mode=False)\n"
+        "heavy = [name for name in ('torch', 'transformers', 'numpy') if name in sys.modules]\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - start < STARTUP_BOUND
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_published_models_in_a_fraction_of_a_second(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    start = time.perf_counter()
+    plan(CONFIGS / f"{name}.json", tensor_parallel=DEVICES[name], compare=True)
+    assert time.perf_counter() - start < STARTUP_BOUND / 2
+    assert name in capsys.readouterr().out
+
+
+def test_what_a_person_reads(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    plan(folder, lengths="100", memory="60GiB", drafts=3, compare=True)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Qwen3.5-0.8B: LLLF × 6 layers" in text
+    assert "a request 18.6 MiB: 18 MiB of state, 648 KiB of convolution" in text
+    assert "checkpoint as much as the KV of 1,590 tokens" in text
+    assert "crossover 530 tokens" in text
+    assert "3 drafts 1.42 MiB of records a request and 2 KiB of KV a token" in text
+    assert "a state for each would be 55.9 MiB" in text
+    assert "vLLM 0.33.0" in text
+    assert "blocks of 576 tokens, 12 blocks of states (4 a group) 102 MiB" in text
+    assert "states : KV = 0.9 : 1, 5 slots a request and 3 for drafts" in text
+    assert "*" not in text
+
+
+def test_a_family_that_a_peer_does_not_serve_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    plan(CONFIGS / "jamba-v0.1.json", compare=True)
+    text = capsys.readouterr().out
+    assert "* SGLang 0.5.23 has no model of this family" in text
+    assert "* vLLM" not in text
+
+
+def test_json_has_what_is_promised(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan(folder, lengths="100,4096", memory="60GiB", as_json=True)
+    values = json.loads(capsys.readouterr().out)
+    assert (values["kv_bytes_per_token"], values["bytes_per_request"]) == (12288, 19537920)
+    assert (values["crossover_tokens"], values["checkpoint_equals_kv_of_tokens"]) == (530, 1590)
+    assert values["device"]["sources"]
+    short, long = values["workloads"]
+    assert short["requests"] > long["requests"]
+    for row in (short, long):
+        assert row["slots"] == row["requests"]
+        assert row["state_bytes"] + row["kv_bytes"] + row["rest_bytes"] == values["arena_bytes"]
+        assert [floor["tokens"] for floor in row["decode"]] == [1, 32, 256, row["requests"]]
+        assert "peers" not in row
+
+
+def test_a_trace_and_a_distribution(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "day.jsonl"
+    rows = [{"input_length": 90, "output_length": 10}, {"input_length": 10**7, "output_length": 1}]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    plan(folder, trace=trace)
+    assert "day.jsonl: 1 requests of more than 262,144 tokens" in capsys.readouterr().out
+    plan(folder, lognormal="350,1.1", as_json=True)
+    row = json.loads(capsys.readouterr().out)["workloads"][0]
+    assert row["mean_tokens"] == pytest.approx(350, rel=1e-3)
+
+
+def test_bad_workloads() -> None:
+    with pytest.raises(ConfigError, match="--lengths and --trace exclude each other"):
+        read_workloads("512", None, Path("x"))
+    for text in ("350", "a,b", "1,2,3"):
+        with pytest.raises(ConfigError, match=f"--lognormal is '{text}'; give a mean and a sigma"):
+            read_workloads(None, text, None)
+    assert read_workloads(None, None, None) is None
+
+
+def test_default_lengths_are_those_that_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan(folder, memory="64MiB", as_json=True)
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["workloads"]] == ["512 tokens"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.5, "1.5 s"), (0.0123456, "12.3 ms"), (3.57e-6, "3.57 µs"), (2e-8, "0.02 µs")]
+)
+def test_seconds(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
