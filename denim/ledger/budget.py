@@ -20,7 +20,7 @@ RESERVE = 1.5  # working memory of a step against its largest tensors; covers fr
 def arena_budget(spec: ModelSpec, device: Device, chunk: int = CHUNK) -> int:
     """Bytes for the arena on an otherwise empty `device` by the engine's defaults; negative: too small.
 
-    What the driver keeps for itself is not known here; on an H200 that is about 0.5 GiB.
+    What the driver keeps for itself is not known here.
     """
     weights = weight_bytes(spec)
     if device.kind == "cpu":

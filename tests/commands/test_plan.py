@@ -23,7 +23,7 @@ DEVICES = {
     "qwen3_next_80b_a3b": 2,
     "kimi_linear_48b_a3b": 1,
     "nemotron-h-8b": 1,
-    "jamba-v0.1": 1,  # Jamba-1.5-mini has the same config
+    "jamba-v0.1": 1,  # Jamba-1.5-mini has the same dims
     "minimax_text_01": 8,
 }
 
