@@ -113,17 +113,21 @@ def summary(name: str, values: dict[str, Any], devices: int) -> list[str]:
         f"{size_text(values['weight_bytes'])} of weights, "
         f"{size_text(values['working_bytes'])} of working memory, arena {size_text(arena)} "
         f"({values['num_slabs']:,} slabs of {size_text(values['slab_bytes'])})",
-        f"  a token     {size_text(values['kv_bytes_per_token'])} of KV",
-        f"  a request   {size_text(values['bytes_per_request'])}: {size_text(values['state_bytes'])} of "
-        f"state, {size_text(values['conv_bytes'])} of convolution",
     ]
+    if values["kv_bytes_per_token"]:
+        lines.append(f"  a token     {size_text(values['kv_bytes_per_token'])} of KV")
+    if values["bytes_per_request"]:
+        lines.append(
+            f"  a request   {size_text(values['bytes_per_request'])}: {size_text(values['state_bytes'])} of "
+            f"state, {size_text(values['conv_bytes'])} of convolution"
+        )
     equal = values["checkpoint_equals_kv_of_tokens"]
-    if equal:
+    if equal and values["bytes_per_request"]:
         lines.append(f"  checkpoint  as much as the KV of {equal:,} tokens")
     if values["crossover_tokens"] is not None:
         lines.append(f"  crossover   {values['crossover_tokens']:,} tokens")
     drafts = values["drafts"]
-    if drafts:
+    if drafts and values["bytes_per_request"]:
         mtp = drafts["mtp_kv_bytes_per_token"]
         lines.append(
             f"  {drafts['drafts']} drafts".ljust(14)
@@ -137,7 +141,7 @@ def summary(name: str, values: dict[str, Any], devices: int) -> list[str]:
 def memory_table(values: dict[str, Any]) -> Table:
     """One row a workload: how many requests, and who holds the arena."""
     grid = Table(box=SIMPLE_HEAD)
-    grid.add_column("requests of")
+    grid.add_column("requests of", overflow="fold")
     running = max(row["running"] for row in values["workloads"])
     cached = ("cached when idle", f"beside {running:,} running")
     for heading in ("at once", "states", "KV", "rest", *cached):
@@ -156,17 +160,21 @@ def memory_table(values: dict[str, Any]) -> Table:
 
 def floor_table(values: dict[str, Any]) -> Table:
     """Rows of a workload's steps under its name: the least that each moves, computes and lasts."""
+    steps = {
+        row["name"]: [(f"  decode × {floor['tokens']:,}", floor) for floor in row["decode"]]
+        + [(f"  prefill {row['prefill']['tokens']:,}", row["prefill"])]
+        for row in values["workloads"]
+    }
+    widest = max(len(step) for named in steps.values() for step, _ in named)
     grid = Table(box=SIMPLE_HEAD, title="at best", title_justify="left")
-    grid.add_column("step", no_wrap=True)
-    for heading in ("bytes/token", "FLOP/token", "time/token", "lasts", "bound by"):
+    grid.add_column("step", min_width=widest, overflow="fold")  # a workload's name may be folded, a step not
+    for heading in ("bytes/token", "FLOP/token", "time/token", "lasts", "bound"):
         grid.add_column(heading, justify="right", no_wrap=True)
-    for row in values["workloads"]:
-        grid.add_row(row["name"])
-        steps = [(f"decode × {floor['tokens']:,}", floor) for floor in row["decode"]]
-        steps.append((f"prefill {row['prefill']['tokens']:,}", row["prefill"]))
-        for step, floor in steps:
+    for name, named in steps.items():
+        grid.add_row(name)
+        for step, floor in named:
             grid.add_row(
-                "  " + step,
+                step,
                 size_text(round(floor["bytes_per_token"])),
                 flops_text(round(floor["flops_per_token"])),
                 seconds_text(floor["seconds_per_token"]),
@@ -179,14 +187,16 @@ def floor_table(values: dict[str, Any]) -> Table:
 def peers_table(values: dict[str, Any]) -> Table:
     """The same memory under other engines' rules."""
     grid = Table(box=SIMPLE_HEAD, title="the same arena under published rules", title_justify="left")
-    grid.add_column("engine", no_wrap=True)
+    grid.add_column("engine", min_width=len("  SGLang 0.5.23 *"), overflow="fold")
     grid.add_column("rule")
     grid.add_column("a request", justify="right", no_wrap=True)
     grid.add_column("at once", justify="right", no_wrap=True)
     for row in values["workloads"]:
         grid.add_row(row["name"])
         exact = (row["state_bytes"] + row["kv_bytes"]) // max(1, row["requests"])
-        rule = f"one slot, pages of {values['page_size']} tokens"
+        parts = ["one slot"] if row["slots"] else []
+        parts += [f"pages of {values['page_size']} tokens"] if row["pages"] else []
+        rule = ", ".join(parts)
         grid.add_row("  Denim", rule, size_text(exact), f"{row['requests']:,}")
         for peer in row["peers"]:
             name = f"  {peer['name']}{'' if peer['served'] else ' *'}"

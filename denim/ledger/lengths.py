@@ -51,7 +51,7 @@ class Lengths:
         bounds = [normal.inv_cdf(i / QUANTILES) for i in range(1, QUANTILES)]
         below = [0.0, *(normal.cdf(z - sigma) for z in bounds), 1.0]
         tokens = tuple(max(1, round(mean * QUANTILES * (b - a))) for a, b in pairwise(below))
-        return cls(f"lognormal, mean {mean:g}, sigma {sigma:g}", tokens, tokens)
+        return cls(f"lognormal {mean:g}, σ {sigma:g}", tokens, tokens)
 
     @classmethod
     def trace(cls, path: Path) -> Lengths:

@@ -115,14 +115,18 @@ def _peers(plan: CapacityPlan, holding: Holding) -> list[dict[str, Any]]:
     mean = max(1, round(lengths.mean_tokens))
     k = plan.drafts.drafts if plan.drafts else 0
     vllm = VllmLayout.of(spec, plan.kv_dtype, k)
-    state_sets = f"{vllm.state_blocks} blocks of states" + (f" ({vllm.state_sets} a group)" if k else "")
-    rows: list[tuple[str, str, VllmLayout | SglangLayout]] = [
-        (VLLM, f"blocks of {vllm.block_tokens} tokens, {state_sets}", vllm),
-    ]
-    for slots in SGLANG_RESERVED:
-        rule = f"states : KV = {SGLANG_RATIO} : 1, {slots} slots a request"
-        rule += f" and {k} for drafts" if k else ""
-        rows.append((SGLANG, rule, SglangLayout.of(spec, plan.kv_dtype, k, slots)))
+    parts = [f"blocks of {vllm.block_tokens} tokens"] if vllm.kv_groups else []
+    parts += [f"state blocks: {vllm.state_blocks}"] if vllm.state_blocks else []
+    each = f" ({vllm.state_sets} a group)" if k and vllm.state_sets else ""
+    rows: list[tuple[str, str, VllmLayout | SglangLayout]] = [(VLLM, ", ".join(parts) + each, vllm)]
+    for slots in SGLANG_RESERVED if plan.ledger.bytes_per_request else SGLANG_RESERVED[:1]:
+        sglang = SglangLayout.of(spec, plan.kv_dtype, k, slots)
+        parts = (
+            [f"states : KV = {SGLANG_RATIO} : 1"] if vllm.kv_groups and vllm.state_blocks else ["one pool"]
+        )
+        if vllm.state_blocks:
+            parts.append(f"{slots} slots a request" + (f" and {k} for drafts" if k else ""))
+        rows.append((SGLANG, ", ".join(parts), sglang))
     return [
         {
             "name": name,

@@ -89,7 +89,7 @@ def test_what_a_person_reads(
     assert "3 drafts 1.42 MiB of records a request and 2 KiB of KV a token" in text
     assert "a state for each would be 55.9 MiB" in text
     assert "vLLM 0.33.0" in text
-    assert "blocks of 576 tokens, 12 blocks of states (4 a group) 102 MiB" in text
+    assert "blocks of 576 tokens, state blocks: 12 (4 a group) 102 MiB" in text
     assert "states : KV = 0.9 : 1, 5 slots a request and 3 for drafts" in text
     assert "*" not in text
 
@@ -99,6 +99,23 @@ def test_a_family_that_a_peer_does_not_serve_is_marked(capsys: pytest.CaptureFix
     text = capsys.readouterr().out
     assert "* SGLang 0.5.23 has no model of this family" in text
     assert "* vLLM" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "absent", "rules"),
+    [
+        ("mamba2-2.7b-hf", "of KV", ("state blocks: 1", "one pool, 4 slots a request")),
+        ("granite-4.0-micro", "a request ", ("blocks of 16 tokens", "one pool", "pages of 16 tokens")),
+    ],
+)
+def test_one_kind_of_memory_alone(
+    name: str, absent: str, rules: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan(CONFIGS / f"{name}.json", compare=True, drafts=2, lengths="100")
+    text = capsys.readouterr().out
+    assert absent not in text.partition("requests of")[0]
+    for rule in rules:
+        assert rule in text
 
 
 def test_json_has_what_is_promised(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
