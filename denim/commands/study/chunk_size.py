@@ -80,7 +80,7 @@ def measure(
                 if round_:  # the first one warms up
                     seconds[chunk].append(_now(device) - start)
     rule = GatedDeltaNet(heads, heads, dim, dim, conv_width=0)  # the rule alone: no convolution before it
-    rows = []
+    rows: list[dict[str, Any]] = []
     for chunk in chunks:
         flops = rule.prefill_mixing_flops(tokens, chunk)
         with_state = 6 * heads * dim * dim * tokens  # of those, the three products with the state
@@ -89,8 +89,7 @@ def measure(
             {
                 "chunk": chunk,
                 "seconds": median,
-                "seconds_min": min(seconds[chunk]),
-                "seconds_max": max(seconds[chunk]),
+                "seconds_quartiles": _quartiles(seconds[chunk]),
                 "flops": flops,
                 "flops_with_state": with_state,
                 "flops_inside_chunks": flops - with_state,
@@ -115,6 +114,13 @@ def measure(
     }
 
 
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    """The rounds at a quarter and at three quarters of the order; one that stalls moves neither."""
+    ordered = sorted(values)
+    quarter = (len(ordered) - 1) // 4
+    return ordered[quarter], ordered[-1 - quarter]
+
+
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -123,13 +129,13 @@ def _now(device: torch.device) -> float:
 
 def table(result: dict[str, Any]) -> Table:
     grid = Table(box=SIMPLE_HEAD)
-    for title in ("C", "time", "min to max", "FLOPs", "inside", "GFLOP/s", "steps"):
+    for title in ("C", "time", "quartiles", "FLOPs", "inside", "GFLOP/s", "steps"):
         grid.add_column(title, justify="right", no_wrap=True)
     for row in result["rows"]:
         grid.add_row(
             str(row["chunk"]),
             f"{row['seconds'] * 1e3:.1f} ms",
-            f"{row['seconds_min'] * 1e3:.1f} to {row['seconds_max'] * 1e3:.1f}",
+            " to ".join(f"{seconds * 1e3:.1f}" for seconds in row["seconds_quartiles"]),
             flops_text(row["flops"]),
             f"{row['flops_inside_chunks'] / row['flops']:.0%}",
             f"{row['flops_per_second'] / 1e9:.0f}",
@@ -144,10 +150,10 @@ def draw(result: dict[str, Any]) -> Any:
     rows = result["rows"]
     chunks = [row["chunk"] for row in rows]
     medians = [row["seconds"] * 1e3 for row in rows]
-    low = [(row["seconds"] - row["seconds_min"]) * 1e3 for row in rows]
-    high = [(row["seconds_max"] - row["seconds"]) * 1e3 for row in rows]
+    low = [(row["seconds"] - row["seconds_quartiles"][0]) * 1e3 for row in rows]
+    high = [(row["seconds_quartiles"][1] - row["seconds"]) * 1e3 for row in rows]
     left.errorbar(chunks, medians, yerr=(low, high), marker="o", capsize=3)
-    left.set(ylabel="ms, median; bars from fastest to slowest round", ylim=(0, None))
+    left.set(ylabel="ms: median and quartiles of the rounds", ylim=(0, None))
     left.set_title(f"time of {result['tokens']:,} tokens, {result['device']}", fontsize=10)
     giga = 1e9
     state = [row["flops_with_state"] / giga for row in rows]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from denim.commands.study.chunk_size import CHUNKS, NAME, measure, study_chunk_size
+from denim.commands.study.chunk_size import CHUNKS, NAME, _quartiles, measure, study_chunk_size
 from denim.errors import ConfigError
 
 
 def test_flops_grow_and_serial_steps_fall_with_the_chunk() -> None:
-    rows = measure(2, 16, 300, 1, torch.device("cpu"), CHUNKS)["rows"]
+    rows = measure(2, 16, 300, 4, torch.device("cpu"), CHUNKS)["rows"]
     assert [row["chunk"] for row in rows] == list(CHUNKS)
     assert [row["serial_steps"] for row in rows] == [19, 10, 5, 3, 2]
     assert all(a["flops"] < b["flops"] for a, b in pairwise(rows))
@@ -22,7 +22,13 @@ def test_flops_grow_and_serial_steps_fall_with_the_chunk() -> None:
     for row in rows:
         # The formula of the mixer: 2 C (3 d_k + 2 d_v) a token and head inside a chunk.
         assert row["flops_inside_chunks"] == 300 * 2 * 2 * row["chunk"] * 5 * 16
-        assert 0 < row["seconds_min"] <= row["seconds"] <= row["seconds_max"]
+        low, high = row["seconds_quartiles"]
+        assert 0 < low <= row["seconds"] <= high
+
+
+def test_a_stalled_round_moves_no_quartile() -> None:
+    assert _quartiles([5.0, 1.0, 2.0, 900.0, 3.0]) == (2.0, 5.0)
+    assert _quartiles([1.0]) == (1.0, 1.0)
 
 
 def test_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
