@@ -47,7 +47,12 @@ def study_precision(
             raise ConfigError(f"--{name} is {value}; give a whole number of at least {least}")
     need_matplotlib()
     need_folder(out)
-    result = measure(tokens, length, windows, text, device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a step is too small to share: threads would wait for each other most of the time
+    try:
+        result = measure(tokens, length, windows, text, device)
+    finally:
+        torch.set_num_threads(threads)
     write(out, NAME, result, draw(result))
     if as_json:
         print(json.dumps(result, indent=2))
