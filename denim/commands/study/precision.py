@@ -48,7 +48,7 @@ def study_precision(
     need_matplotlib()
     need_folder(out)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a step is too small to share: threads would wait for each other most of the time
+    torch.set_num_threads(1)  # a step is too small to share: threads would mostly wait
     try:
         result = measure(tokens, length, windows, text, device)
     finally:
