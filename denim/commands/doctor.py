@@ -11,10 +11,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 import denim
+from denim.commands.facts import print_facts
 from denim.ledger.units import size_text
 from denim.spec import embedded_model
 
@@ -28,12 +26,7 @@ def show_machine(as_json: bool) -> None:
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for title, text in rows(report):
-        grid.add_row(title, text)
-    Console(highlight=False).print(grid)
+    print_facts(rows(report))
 
 
 def examine() -> dict[str, Any]:

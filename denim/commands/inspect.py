@@ -12,10 +12,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from safetensors import SafetensorError, safe_open
 
+from denim.commands.facts import print_facts
 from denim.errors import ConfigError
 from denim.ledger import count_parameters, weight_bytes
 from denim.ledger.units import count_text, pattern_text, size_text
@@ -36,12 +35,7 @@ def show_model(model: Path | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for title, text in rows(report):
-        grid.add_row(title, text)
-    Console(highlight=False).print(grid)
+    print_facts(rows(report))
 
 
 def describe(place: Path) -> dict[str, Any]:

@@ -9,6 +9,8 @@ behind them are sequences of any length, which may begin from a slot that they d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -92,3 +94,18 @@ class StepBatch:
             return carried
         begin = torch.zeros(len(self.prefill_slots), *view.shape[1:], dtype=view.dtype, device=view.device)
         return begin.index_copy_(0, self.carried, carried)
+
+    @contextmanager
+    def gathered(self, view: Tensor) -> Iterator[Tensor]:
+        """The decode rows' entries [R, *shape] of a view [slots, *shape]; what is changed in place inside is
+        written back."""
+        entries = view.index_select(0, self.decode_slots)
+        yield entries
+        view.index_copy_(0, self.decode_slots, entries)
+
+    def in_place(self, view: Tensor) -> AbstractContextManager[Tensor | list[Tensor]]:
+        """The same for large states. On a GPU gathering is one launch for all rows; on a CPU it would move
+        each state twice more, so there the rows are a list of views, each changed where it lies."""
+        if view.is_cuda:
+            return self.gathered(view)
+        return nullcontext([view[slot] for slot in self.slot_out[: self.num_decode]])

@@ -88,19 +88,10 @@ class GatedDeltaNetLayer(nn.Module):
         """One token for each decode row, [R, rows of in_proj] -> [R, Hv·d_v]; states updated in place."""
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
-        slots = batch.decode_slots
         qkv, z, log_decay, beta = self._split(projected)
-
-        window = conv.index_select(0, slots)
-        q, k, v = self._heads(F.silu(short_conv_step(qkv, self.conv, window)))
-        conv.index_copy_(0, slots, window)
-
-        if states.is_cuda:  # one launch for all rows
-            gathered = states.index_select(0, slots)
-            out = gated_delta_step(q, k, v, log_decay, beta, gathered)
-            states.index_copy_(0, slots, gathered)
-        else:  # a gather would move each state twice more: every row is updated where it lies
-            rows = [states[slot] for slot in batch.slot_out[: len(q)]]
+        with batch.gathered(conv) as window:
+            q, k, v = self._heads(F.silu(short_conv_step(qkv, self.conv, window)))
+        with batch.in_place(states) as rows:
             out = gated_delta_step(q, k, v, log_decay, beta, rows)
         return self.norm(out, z).flatten(1)
 

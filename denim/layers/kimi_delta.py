@@ -93,18 +93,10 @@ class KimiDeltaLayer(nn.Module):
         """One token for each decode row, [R, channels] -> [R, H, d_v] in fp32; states updated in place."""
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
-        slots = batch.decode_slots
-        window = conv.index_select(0, slots)
-        q, k, v = self._heads(F.silu(short_conv_step(qkv, self.conv, window)))
-        conv.index_copy_(0, slots, window)
-        if states.is_cuda:  # one launch for all rows
-            gathered = states.index_select(0, slots)
-            out = gated_delta_step(q, k, v, log_decay, beta, gathered)
-            states.index_copy_(0, slots, gathered)
-            return out
-        # A gather would move each state twice more: every row is updated where it lies.
-        rows = [states[slot] for slot in batch.slot_out[: len(q)]]
-        return gated_delta_step(q, k, v, log_decay, beta, rows)
+        with batch.gathered(conv) as window:
+            q, k, v = self._heads(F.silu(short_conv_step(qkv, self.conv, window)))
+        with batch.in_place(states) as rows:
+            return gated_delta_step(q, k, v, log_decay, beta, rows)
 
     def _prefill(self, qkv: Tensor, log_decay: Tensor, beta: Tensor, batch: StepBatch) -> Tensor:
         """Sequences of any length behind one another, in the chunked form: [T, channels] -> [T, H, d_v]."""

@@ -78,14 +78,8 @@ class LightningLayer(nn.Module):
         """One token for each decode row, [R, H, 3 d] -> [R, H, d]; states updated in place."""
         states = batch.memory.state(self.index, "recurrent")
         q, k, v = heads.chunk(3, dim=-1)
-        if states.is_cuda:  # one launch for all rows
-            gathered = states.index_select(0, batch.decode_slots)
-            out = gated_accumulation_step(q, k, v, self.log_decay, gathered, scale=1.0)
-            states.index_copy_(0, batch.decode_slots, gathered)
-            return out
-        # A gather would move each state twice more: every row is updated where it lies.
-        rows = [states[slot] for slot in batch.slot_out[: len(q)]]
-        return gated_accumulation_step(q, k, v, self.log_decay, rows, scale=1.0)
+        with batch.in_place(states) as rows:
+            return gated_accumulation_step(q, k, v, self.log_decay, rows, scale=1.0)
 
     def _prefill(self, heads: Tensor, batch: StepBatch) -> Tensor:
         """Sequences of any length behind one another, in the chunked form: [T, H, 3 d] -> [T, H, d]."""

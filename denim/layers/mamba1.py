@@ -88,17 +88,10 @@ class Mamba1Layer(nn.Module):
         """One token for each decode row, [R, inner] -> [R, inner] in fp32; states updated in place."""
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
-        slots = batch.decode_slots
-        window = conv.index_select(0, slots)
-        terms = self._terms(short_conv_step(inner, self.conv, window))
-        conv.index_copy_(0, slots, window)
-        if states.is_cuda:  # one launch for all rows
-            gathered = states.index_select(0, slots)
-            y = selective_scan_step(*terms, self.D, gathered)
-            states.index_copy_(0, slots, gathered)
-            return y
-        # A gather would move each state twice more: every row is updated where it lies.
-        return selective_scan_step(*terms, self.D, [states[slot] for slot in batch.slot_out[: len(inner)]])
+        with batch.gathered(conv) as window:
+            terms = self._terms(short_conv_step(inner, self.conv, window))
+        with batch.in_place(states) as rows:
+            return selective_scan_step(*terms, self.D, rows)
 
     def _prefill(self, inner: Tensor, batch: StepBatch) -> Tensor:
         """Sequences of any length behind one another: [T, inner] -> [T, inner] in fp32."""

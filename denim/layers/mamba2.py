@@ -117,18 +117,11 @@ class Mamba2Layer(nn.Module):
         """One token for each decode row, [R, channels] -> [R, inner] in fp32; states updated in place."""
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
-        slots = batch.decode_slots
-        window = conv.index_select(0, slots)
-        mixed = short_conv_step(xbc, self.conv, window)
-        conv.index_copy_(0, slots, window)
+        with batch.gathered(conv) as window:
+            mixed = short_conv_step(xbc, self.conv, window)
         x, k, q, delta, log_decay = self._terms(mixed, dt)
         v = x * delta.unsqueeze(-1)
-        if states.is_cuda:  # one launch for all rows
-            gathered = states.index_select(0, slots)
-            out = gated_accumulation_step(q, k, v, log_decay, gathered, scale=1.0)
-            states.index_copy_(0, slots, gathered)
-        else:  # a gather would move each state twice more: every row is updated where it lies
-            rows = [states[slot] for slot in batch.slot_out[: len(q)]]
+        with batch.in_place(states) as rows:
             out = gated_accumulation_step(q, k, v, log_decay, rows, scale=1.0)
         return self._skip(out, x)
 

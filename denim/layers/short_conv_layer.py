@@ -58,10 +58,8 @@ class ShortConvLayer(nn.Module):
     def _decode(self, inputs: Tensor, batch: StepBatch) -> Tensor:
         """One token for each decode row, [R, channels]; windows move in place."""
         windows = batch.memory.state(self.index, "conv")
-        window = windows.index_select(0, batch.decode_slots)
-        mixed = short_conv_step(inputs, self.conv, window)
-        windows.index_copy_(0, batch.decode_slots, window)
-        return mixed
+        with batch.gathered(windows) as window:
+            return short_conv_step(inputs, self.conv, window)
 
     def _prefill(self, inputs: Tensor, batch: StepBatch) -> Tensor:
         """Sequences of any length behind one another, [T, channels]."""
