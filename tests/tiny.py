@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from denim.layers.batch import StepBatch
 from denim.memory.layout import ArenaLayout
 from denim.memory.storage import Storage
 from denim.spec.model import ModelSpec
+from tests.batches import batch_of, span_of
 
 VOCAB = 199
 
@@ -95,26 +95,7 @@ class Bench:
         """Logits [end - start, vocab] of tokens[start:end] after slot_in's state; writes slot_out."""
         layout = self.storage.layout
         first_page = layout.size_class("page").count * 4 if layout.has("page") else 0
-        table = torch.arange(first_page, first_page + -(-end // self.page_size))
-        positions = torch.arange(start, end)
-        decode = end - start == 1 and slot_in == slot_out
-        carried = not decode and slot_in >= 0
-
-        def index(*values: int, when: bool = True) -> Tensor:
-            return torch.tensor(values if when else [], dtype=torch.int64)
-
-        batch = StepBatch(
-            memory=self.storage,
-            positions=positions,
-            token_pages=table[positions // self.page_size],
-            token_offsets=positions % self.page_size,
-            tables=[table],
-            decode_slots=index(slot_out, when=decode),
-            prefill_slots=index(slot_out, when=not decode),
-            carried=index(0, when=carried),
-            carried_slots=index(slot_in, when=carried),
-            cu_seqlens=[0, end - start],
-            kv_lengths=[end],
-            slot_out=[slot_out],
-        )
+        pages = range(first_page, first_page + -(-end // self.page_size)) if layout.has("page") else ()
+        span = span_of(start, end, slot_in, slot_out, pages)
+        batch = batch_of([span], self.storage, page_size=self.page_size)
         return self.model.logits(self.model(torch.tensor(tokens[start:end]), batch))

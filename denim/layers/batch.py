@@ -1,7 +1,8 @@
 """The batch: everything that the layers need to know about one step, as tensors.
 
-Owns the packing of spans into one row of tokens. Made by the runner from a step plan; layers read it and
-nothing else: no global context. Knows the device views of pages and slots only through `memory`.
+Owns the record of a step's spans, packed into one row of tokens, and the reads of slots that layers share.
+Made by the runner from a step plan; layers read it and nothing else: no global context. Knows the device
+views of pages and slots only through `memory`.
 
 Rows that are plain decode tokens (one token that reads and writes its own slot) come first; the spans
 behind them are sequences of any length, which may begin from a slot that they do not write to.
@@ -11,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+from denim.recurrence.chunk_table import ChunkTable
 
 
 class Memory(Protocol):
@@ -36,34 +39,46 @@ class Memory(Protocol):
 class StepBatch:
     """One step of T tokens in N spans, the first R of which are decode rows.
 
-    Index tensors are int64 on the device.
-    positions       [T], each token's place in its own sequence
-    token_pages     [T], the page that takes the token's KV; token_offsets [T]: its place in that page
-    tables          N page tables, each [ceil(kv_length / page_size)]
-    decode_slots    [R], the slots of the decode rows
-    prefill_slots   [N - R], the slots that the spans behind them write
-    carried         [C], which of those spans begin from a state, counted from the first of them
-    carried_slots   [C], the slots that they begin from; the other spans are fresh
-    cu_seqlens      N + 1 offsets of spans into T (host)
-    kv_lengths      N numbers of tokens to attend over, the span's own included (host)
-    slot_out        N slots that are written (host)
+    On the device:
+    positions       [T] int64, each token's place in its own sequence
+    token_pages     [T] int64, the page that takes the token's KV; token_offsets [T]: its place in that page
+    page_ids        [sum of ceil(kv_length / page_size)] int32, the page tables one behind the other
+    page_indptr     [N + 1] int32, where in them each span's begins
+    kv_lens         [N] int32, tokens to attend over, the span's own included
+    q_indptr        [N + 1] int32, where each span begins among the T tokens
+    decode_slots    [R] int64, the slots of the decode rows; -1: padding
+    prefill_slots   [N - R] int64, the slots that the spans behind them write
+    carried         [C] int64, which of those spans begin from a state, counted from the first of them
+    carried_slots   [C] int64, the slots that they begin from; the other spans are fresh
     cos, sin        [T, 1, rotary_dim / 2], filled by the model
+
+    The same on the host: cu_seqlens (q_indptr), kv_lengths (kv_lens), page_offsets (page_indptr); and
+    slot_in (-1: fresh), slot_out: N slots each
+    saves           of the spans behind the decode rows: (tokens from the span's start, slot) of the states
+                    that are wanted inside it
     """
 
     memory: Memory
     positions: Tensor
     token_pages: Tensor
     token_offsets: Tensor
-    tables: list[Tensor]
+    page_ids: Tensor
+    page_indptr: Tensor
+    kv_lens: Tensor
+    q_indptr: Tensor
     decode_slots: Tensor
     prefill_slots: Tensor
     carried: Tensor
     carried_slots: Tensor
     cu_seqlens: list[int]
     kv_lengths: list[int]
+    page_offsets: list[int]
+    slot_in: list[int]
     slot_out: list[int]
+    saves: list[list[tuple[int, int]]] = field(default_factory=list)
     cos: Tensor | None = None
     sin: Tensor | None = None
+    _chunk_tables: dict[int, ChunkTable] = field(default_factory=dict, repr=False)
 
     @property
     def num_decode(self) -> int:
@@ -75,12 +90,31 @@ class StepBatch:
         first = self.num_decode
         return [offset - self.cu_seqlens[first] for offset in self.cu_seqlens[first:]]
 
+    def chunks(self, size: int) -> ChunkTable:
+        """The spans behind the decode rows in chunks of at most `size` tokens. Made once a step."""
+        if size not in self._chunk_tables:
+            first = self.num_decode
+            self._chunk_tables[size] = ChunkTable.of(
+                self.prefill_cu_seqlens,
+                self.slot_in[first:],
+                self.slot_out[first:],
+                size,
+                self.positions.device,
+                self.saves if any(self.saves) else None,
+            )
+        return self._chunk_tables[size]
+
+    @cached_property
+    def tables(self) -> list[Tensor]:
+        """N page tables, each [ceil(kv_length / page_size)] int32."""
+        ends = self.page_offsets[1:]
+        return list(self.page_ids.split([end - at for at, end in zip(self.page_offsets, ends, strict=False)]))
+
     @cached_property
     def decode_tables(self) -> tuple[Tensor, Tensor]:
         """Page tables [R, P] of the decode rows, padded with page 0, and their KV lengths [R]."""
         rows = self.num_decode
-        lengths = torch.tensor(self.kv_lengths[:rows], device=self.positions.device)
-        return nn.utils.rnn.pad_sequence(self.tables[:rows], batch_first=True), lengths
+        return nn.utils.rnn.pad_sequence(self.tables[:rows], batch_first=True), self.kv_lens[:rows]
 
     def starting(self, view: Tensor) -> Tensor | None:
         """What the spans behind the decode rows begin from, [N - R, *shape] of a view [slots, *shape].

@@ -6,6 +6,7 @@ Order of execution: swap_out, swap_in, page_copies, then one forward pass over a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
@@ -20,6 +21,7 @@ class Span(NamedTuple):
     `all_logits`: a log-probability report is wanted for the token that follows each of the span's tokens
     within the prompt (prompt_logprobs), with so many `top_logprobs`; `follows` is the prompt's token right
     behind the span, -1 for none.
+    `saves`: (tokens behind the span's start, slot) of states wanted inside it, none for a decode row.
     """
 
     request_id: int
@@ -32,6 +34,7 @@ class Span(NamedTuple):
     all_logits: bool = False
     follows: int = -1
     top_logprobs: int = 0
+    saves: Sequence[tuple[int, int]] = ()
 
     @property
     def length(self) -> int:

@@ -1,6 +1,6 @@
 """One step on the device: a step plan goes in, sampled tokens come out.
 
-Owns the model, the packing of a plan's spans into a `StepBatch`, and the call of the sampler. Carries out
+Owns the model and the order of a step: moves, forward pass, scores, sampling. Carries out
 the plan as it is; must not decide what runs, nor know about queues, text or when a request ends.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from denim.memory.storage import Storage
 from denim.memory.swap import SwapSpace
 from denim.models.family import Model
 from denim.runner.logprobs import TokenLogprobs, prompt_logprobs
+from denim.runner.packing import is_decode, pack, sender
 from denim.runner.plan import Span, StepPlan, Swap
 from denim.runner.sampler import Sampler
 
@@ -55,6 +55,7 @@ class Runner:
         self.page_size = storage.layout.page_size
         self.paged = storage.layout.has(PAGE)
         self.sampler = Sampler()
+        self._send = sender(self.device)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
@@ -67,8 +68,10 @@ class Runner:
         for span in plan.spans:
             if span.slot_in >= 0:
                 self.arena.expect(span.slot_in, span.start)
-        spans = sorted(plan.spans, key=lambda span: not _is_decode(span))
-        tokens, batch = self._pack(spans)
+        spans = sorted(plan.spans, key=lambda span: not is_decode(span))
+        batch, tokens, _ = pack(
+            spans, self.storage, page_size=self.page_size, paged=self.paged, send=self._send
+        )
         hidden = self.model(tokens, batch)
         self._score_prompts(spans, batch, hidden, output)
         self._sample(spans, batch, hidden, output)
@@ -86,44 +89,6 @@ class Runner:
         if plan.page_copies:
             sources, targets = zip(*plan.page_copies, strict=True)
             self.storage.copy(PAGE, sources, targets)
-
-    def _pack(self, spans: Sequence[Span]) -> tuple[Tensor, StepBatch]:
-        """Tokens [T] and the batch of `spans`, whose decode rows come first. One transfer to the device."""
-        size = self.page_size
-        tokens = list(chain.from_iterable(span.tokens for span in spans))
-        positions = list(chain.from_iterable(range(span.start, span.end) for span in spans))
-        decode_slots = [span.slot_out for span in spans if _is_decode(span)]
-        counts = [-(-span.end // size) for span in spans] if self.paged else []
-        tables = [span.pages[:count] for span, count in zip(spans, counts, strict=False)]
-        token_pages = list(
-            chain.from_iterable(
-                [table[place // size] for place in range(span.start, span.end)]
-                for span, table in zip(spans, tables, strict=False)
-            )
-        )
-        behind = spans[len(decode_slots) :]
-        prefill_slots = [span.slot_out for span in behind]
-        carried = [row for row, span in enumerate(behind) if span.slot_in >= 0]
-        carried_slots = [behind[row].slot_in for row in carried]
-        parts = [tokens, positions, token_pages, decode_slots, prefill_slots, carried, carried_slots, *tables]
-        flat = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.int64)
-        on_device = flat.to(self.device, non_blocking=True).split([len(part) for part in parts])
-        tokens_, positions_ = on_device[:2]
-        batch = StepBatch(
-            memory=self.storage,
-            positions=positions_,
-            token_pages=on_device[2],
-            token_offsets=positions_ % size,
-            decode_slots=on_device[3],
-            prefill_slots=on_device[4],
-            carried=on_device[5],
-            carried_slots=on_device[6],
-            tables=list(on_device[7:]),
-            cu_seqlens=[0, *accumulate(len(span.tokens) for span in spans)],
-            kv_lengths=[span.end for span in spans],
-            slot_out=[span.slot_out for span in spans],
-        )
-        return tokens_, batch
 
     def _score_prompts(
         self, spans: Sequence[Span], batch: StepBatch, hidden: Tensor, output: StepOutput
@@ -160,11 +125,6 @@ class Runner:
             report = result.logprobs[place]
             if report is not None:
                 output.logprobs[request_id] = report
-
-
-def _is_decode(span: Span) -> bool:
-    """One token that reads and writes its request's own state, so that it can be updated in place."""
-    return span.length == 1 and span.slot_in == span.slot_out
 
 
 def _entries(swap: Swap) -> list[tuple[str, list[int]]]:

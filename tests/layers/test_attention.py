@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from denim.layers.attention import _decode_rows, attend
-from denim.layers.batch import StepBatch
+from tests.batches import rows_of_pages
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 PAGE = 4
@@ -36,24 +36,6 @@ def filled(lengths: list[int]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     return kv, tables, rows
 
 
-def batch_of(tables: list[Tensor], lengths: list[int], news: list[int], decode: int) -> StepBatch:
-    offsets = [sum(news[:i]) for i in range(len(news) + 1)]
-    return StepBatch(
-        memory=None,
-        positions=empty(sum(news)),
-        token_pages=empty(0),
-        token_offsets=empty(0),
-        tables=tables,
-        decode_slots=empty(decode),
-        prefill_slots=empty(len(news) - decode),
-        carried=empty(0),
-        carried_slots=empty(0),
-        cu_seqlens=offsets,
-        kv_lengths=lengths,
-        slot_out=[0] * len(news),
-    )
-
-
 def softmax_attention(q: Tensor, content: Tensor) -> Tensor:
     """q [n, HEADS, DIM] are the last n positions of a row's KV."""
     n, length = len(q), len(content)
@@ -66,7 +48,7 @@ def softmax_attention(q: Tensor, content: Tensor) -> Tensor:
 def test_decode_rows_one_by_one_and_padded_together() -> None:
     kv, tables, rows = filled(LENGTHS)
     q = torch.randn(len(LENGTHS), HEADS, DIM)
-    batch = batch_of(tables, LENGTHS, [1] * len(LENGTHS), decode=len(LENGTHS))
+    batch = rows_of_pages(tables, LENGTHS, [1] * len(LENGTHS), page_size=PAGE, decode=len(LENGTHS))
     expected = torch.cat([softmax_attention(q[i : i + 1], row) for i, row in enumerate(rows)])
     torch.testing.assert_close(attend(q, kv, batch), expected)
     torch.testing.assert_close(_decode_rows(q, kv, batch), expected)
@@ -76,7 +58,7 @@ def test_decode_rows_one_by_one_and_padded_together() -> None:
 def test_segments_behind_a_past(news: list[int]) -> None:
     kv, tables, rows = filled(LENGTHS)
     q = torch.randn(sum(news), HEADS, DIM)
-    batch = batch_of(tables, LENGTHS, news, decode=0)
+    batch = rows_of_pages(tables, LENGTHS, news, page_size=PAGE, decode=0)
     expected = torch.cat(
         [softmax_attention(part, row) for part, row in zip(q.split(news), rows, strict=True)]
     )

@@ -5,25 +5,12 @@ from __future__ import annotations
 import torch
 
 from denim.layers.batch import StepBatch
+from tests.batches import batch_of, span_of
 
 
-def batch_of(slots: list[int]) -> StepBatch:
-    index = torch.tensor(slots)
-    none = torch.zeros(0, dtype=torch.int64)
-    return StepBatch(
-        memory=None,
-        positions=none,
-        token_pages=none,
-        token_offsets=none,
-        tables=[],
-        decode_slots=index,
-        prefill_slots=none,
-        carried=none,
-        carried_slots=none,
-        cu_seqlens=list(range(len(slots) + 1)),
-        kv_lengths=[1] * len(slots),
-        slot_out=[*slots, 4],  # a span behind the decode rows, which must not be touched
-    )
+def rows(slots: list[int]) -> StepBatch:
+    behind = span_of(3, 5, 4, 4)  # a span behind the decode rows, which must not be touched
+    return batch_of([*(span_of(3, 4, slot, slot) for slot in slots), behind])
 
 
 def test_both_ways_change_the_rows_and_nothing_else() -> None:
@@ -34,14 +21,14 @@ def test_both_ways_change_the_rows_and_nothing_else() -> None:
         expected[slot] = before[slot] * (row + 2)
     for way in ("gathered", "in_place"):
         view = before.clone()
-        with getattr(batch_of(slots), way)(view) as rows:
-            assert len(rows) == 3
-            for row, entry in enumerate(rows):
+        with getattr(rows(slots), way)(view) as entries:
+            assert len(entries) == 3
+            for row, entry in enumerate(entries):
                 entry.mul_(row + 2)
         assert torch.equal(view, expected), way
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
     view = torch.randn(6, 2, 3)
-    with batch_of([1, 2]).in_place(view) as rows:
-        assert [row.data_ptr() for row in rows] == [view[1].data_ptr(), view[2].data_ptr()]
+    with rows([1, 2]).in_place(view) as entries:
+        assert [row.data_ptr() for row in entries] == [view[1].data_ptr(), view[2].data_ptr()]

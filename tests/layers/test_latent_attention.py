@@ -8,7 +8,8 @@ from torch import Tensor
 
 from denim.layers.latent_attention import ABSORBED_BLOCK, LatentAttentionLayer
 from denim.spec.attention import LatentAttention
-from tests.layers.test_attention import PAGE, batch_of
+from tests.batches import rows_of_pages
+from tests.layers.test_attention import PAGE
 
 SPEC = LatentAttention(num_heads=3, latent_dim=7, nope_dim=5, rope_dim=2, value_dim=4)
 LENGTHS = [1, 3, 4, 5, 17, 45]
@@ -58,7 +59,7 @@ def queries(n: int) -> tuple[Tensor, Tensor]:
 def test_decode_rows_one_by_one_and_padded_together(layer: LatentAttentionLayer) -> None:
     pages, tables, rows = filled()
     q, shared = queries(len(LENGTHS))
-    batch = batch_of(tables, LENGTHS, [1] * len(LENGTHS), decode=len(LENGTHS))
+    batch = rows_of_pages(tables, LENGTHS, [1] * len(LENGTHS), page_size=PAGE, decode=len(LENGTHS))
     each = [slice(i, i + 1) for i in range(len(rows))]
     expected = torch.cat(
         [by_definition(layer, q[i], shared[i], row) for i, row in zip(each, rows, strict=True)]
@@ -75,7 +76,7 @@ def test_segments_behind_a_past(layer: LatentAttentionLayer, news: list[int], ex
     layer.expand_from = expand_from
     pages, tables, rows = filled()
     q, shared = queries(sum(news))
-    batch = batch_of(tables, LENGTHS, news, decode=0)
+    batch = rows_of_pages(tables, LENGTHS, news, page_size=PAGE, decode=0)
     parts = zip(q.split(news), shared.split(news), rows, strict=True)
     expected = torch.cat([by_definition(layer, a, b, row) for a, b, row in parts])
     torch.testing.assert_close(layer._attend(q, shared, pages, batch), expected)

@@ -13,6 +13,7 @@ from torch import Tensor
 from denim.layers.batch import StepBatch
 from denim.layers.mamba2 import GateNorm, Mamba2Layer
 from denim.spec.linear import Mamba2
+from tests.batches import batch_of, span_of
 
 HIDDEN, TOKENS, EPS = 20, 90, 1e-3
 SCALES = (0.5, 2.0, 0.7, 1.3, 1.1)
@@ -35,25 +36,7 @@ class OneSlot:
 
 
 def batch(memory: OneSlot, start: int, end: int) -> StepBatch:
-    decode = end - start == 1 and start > 0
-
-    def slots(when: bool) -> Tensor:
-        return torch.ones(int(when), dtype=torch.int64)
-
-    return StepBatch(
-        memory=memory,
-        positions=torch.arange(start, end),
-        token_pages=slots(False),
-        token_offsets=slots(False),
-        tables=[],
-        decode_slots=slots(decode),
-        prefill_slots=slots(not decode),
-        carried=slots(not decode and start > 0) - 1,
-        carried_slots=slots(not decode and start > 0),
-        cu_seqlens=[0, end - start],
-        kv_lengths=[end],
-        slot_out=[1],
-    )
+    return batch_of([span_of(start, end, 1 if start else -1, 1)], memory)
 
 
 def written_out(layer: Mamba2Layer, x: Tensor, norm: GateNorm | None, scaled: bool) -> Tensor:

@@ -1,0 +1,31 @@
+import pytest
+
+from denim.recurrence.chunk_table import ChunkTable
+
+
+def test_chunks_cover_every_sequence_in_order():
+    table = ChunkTable.of([0, 5, 13, 13], [3, -1, -1], [3, 7, 1], 4, "cpu")
+    assert table.chunks.tolist() == [[0, 0, 4], [0, 4, 1], [1, 5, 4], [1, 9, 4]]
+    assert table.first_chunk.tolist() == [0, 2, 4, 4]
+    assert table.cu_seqlens.tolist() == [0, 5, 13, 13]
+    assert table.slot_in.tolist() == [3, -1, -1]
+    assert table.slot_out.tolist() == [3, 7, 1]
+    assert table.save is None
+    assert (table.size, table.longest) == (4, 2)
+
+
+def test_a_wanted_state_ends_a_chunk_and_the_grid_stays():
+    table = ChunkTable.of([0, 2, 12], [-1, -1], [0, 1], 4, "cpu", saves=[[], [(5, 9), (10, 8), (8, 6)]])
+    assert table.chunks.tolist() == [[0, 0, 2], [1, 2, 4], [1, 6, 1], [1, 7, 3], [1, 10, 2]]
+    assert table.save is not None and table.save.tolist() == [-1, -1, 9, 6, 8]
+
+
+def test_no_sequence_at_all():
+    table = ChunkTable.of([0], [], [], 64, "cpu")
+    assert (len(table.chunks), len(table.slot_in), table.longest) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("saves", [[(0, 1)], [(6, 1)], [(3, 1), (3, 2)]])
+def test_a_place_outside_the_sequence_or_taken_twice_is_refused(saves):
+    with pytest.raises(ValueError, match="saves"):
+        ChunkTable.of([0, 5], [-1], [0], 4, "cpu", saves=[saves])
