@@ -1,19 +1,103 @@
 """Which form of a rule runs where.
 
 Owns the choice alone: the plain torch forms run everywhere, Triton kernels on CUDA devices where Triton is
-installed.
+installed, and the prefill of a gated delta rule may go to another library that is installed. Knows the names
+of the forms and what each can do; must not know how one works.
+
+A wish ("auto", or a form by name) comes from the engine's options; a layer keeps it as its `backend`.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
+import torch
+
+from denim.errors import ConfigError
+
+AUTO = "auto"
 TORCH = "torch"
 TRITON = "triton"
+FLASHQLA = "flashqla"
+FLA = "fla"
+
+WISHES = (AUTO, TORCH, TRITON, FLASHQLA, FLA)
+
+# Import names. FlashQLA's kernels are written in TileLang, fla's in Triton.
+PACKAGES = {TRITON: "triton", FLASHQLA: "flash_qla", FLA: "fla"}
+PEERS = (FLASHQLA, FLA)
+
+
+class DeltaPrefill(NamedTuple):
+    """What the choice for one call of the gated delta rule's chunked form depends on; all known on the host.
+
+    dtype: of q, k and v. tokens: of the longest sequence. saves: whether states inside a sequence are wanted.
+    scalar_decay: one decay a head, as in Gated DeltaNet; else one a key channel, as in KDA.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    sequences: int
+    tokens: int
+    saves: bool
+    scalar_decay: bool = True
 
 
 @cache
-def decode_backend(device_type: str) -> str:
-    """What takes the decode rows of a Gated DeltaNet layer on a device of this type ("cpu", "cuda")."""
-    return TRITON if device_type == "cuda" and find_spec("triton") is not None else TORCH
+def installed(backend: str) -> bool:
+    """Whether the package behind a form is there; it is not imported."""
+    return backend == TORCH or find_spec(PACKAGES[backend]) is not None
+
+
+def check_wish(wish: str, device_type: str) -> None:
+    """Raises ConfigError for a form that is unknown, not installed, or not for this type of device."""
+    if wish not in WISHES:
+        raise ConfigError(f"recurrence_backend={wish!r}; supported: {', '.join(WISHES)}")
+    if wish in (AUTO, TORCH):
+        return
+    if device_type != "cuda":
+        raise ConfigError(
+            f"recurrence_backend={wish!r} needs a CUDA device, but the model is on {device_type!r};"
+            " use 'auto' or 'torch'"
+        )
+    if not installed(wish):
+        raise ConfigError(
+            f"recurrence_backend={wish!r}, but {PACKAGES[wish]!r} is not installed; install it or use 'auto'"
+        )
+
+
+def decode_backend(device_type: str, wish: str = AUTO) -> str:
+    """TORCH or TRITON: what takes the decode rows of a linear layer on this type of device.
+
+    The same for every rule. A wish for a peer concerns prefill alone: none of them is faster for one token.
+    """
+    if device_type != "cuda" or wish == TORCH or not installed(TRITON):
+        return TORCH
+    return TRITON
+
+
+def prefill_backend(device_type: str, wish: str = AUTO, call: DeltaPrefill | None = None) -> str:
+    """What takes the sequences of a linear layer: TORCH or TRITON, with `call` also the peer of the wish.
+
+    What a peer cannot do goes to Triton.
+    """
+    if call is not None and wish in PEERS and device_type == "cuda" and can(wish, call):
+        return wish
+    return decode_backend(device_type, wish)
+
+
+def can(peer: str, call: DeltaPrefill) -> bool:
+    """Whether a peer computes what Denim's own kernel would."""
+    dims = (call.key_dim, call.value_dim)
+    return (
+        installed(peer)
+        and call.scalar_decay
+        and not call.saves  # none writes a state inside a sequence to a slot
+        and call.dtype in (torch.bfloat16, torch.float16)  # float32 would be rounded to TF32
+        and (dims == (128, 128) if peer == FLASHQLA else max(dims) <= 256)
+    )
