@@ -87,8 +87,9 @@ class Bench:
 
     def __init__(self, model: nn.Module, spec: ModelSpec, page_size: int = 16, num_slabs: int = 40):
         self.model = model
+        self.device = str(next(model.parameters()).device)
         layout = ArenaLayout.of(spec, page_size)
-        self.storage = Storage(layout, num_slabs, debug_poison=True)
+        self.storage = Storage(layout, num_slabs, self.device, debug_poison=True)
         self.page_size = page_size
 
     def run(self, tokens: list[int], start: int, end: int, slot_in: int, slot_out: int) -> Tensor:
@@ -97,5 +98,5 @@ class Bench:
         first_page = layout.size_class("page").count * 4 if layout.has("page") else 0
         pages = range(first_page, first_page + -(-end // self.page_size)) if layout.has("page") else ()
         span = span_of(start, end, slot_in, slot_out, pages)
-        batch = batch_of([span], self.storage, page_size=self.page_size)
-        return self.model.logits(self.model(torch.tensor(tokens[start:end]), batch))
+        batch = batch_of([span], self.storage, page_size=self.page_size, device=self.device)
+        return self.model.logits(self.model(torch.tensor(tokens[start:end], device=self.device), batch)).cpu()

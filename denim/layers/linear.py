@@ -53,6 +53,11 @@ class Linear(nn.Module):
         if not keep:
             self.weight = nn.Parameter(self.weight.data.new_empty(0), requires_grad=False)
 
+    def reorder_rows(self, rows: Tensor) -> None:
+        """Row i becomes what was row `rows[i]`; int64 on the CPU. Call before `pack`."""
+        weight = self.weight.data
+        weight.copy_(weight[rows.to(weight.device)])
+
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in_features] -> [..., out_features], same dtype."""
         if self._packed is not None:

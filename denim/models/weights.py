@@ -1,14 +1,12 @@
-"""Weights from a folder of safetensors files, single or sharded.
+"""A model filled with the weights of a folder.
 
-Owns the reading of files: which file holds which tensor, and the check that every tensor of the model is
-there once, with its shape. Files are memory-mapped and copied tensor by tensor, so that loading needs no
-more memory than the model. The index decides which shard a tensor comes from; the headers of the files
-decide what exists, and which weights are FP8 with a scale beside them (dequantised here).
+Owns the check that every tensor of the model is there once, with its shape, and the copy, tensor by tensor,
+so that loading needs no more memory than the model in its dtype. FP8 weights that the device can multiply as
+they are stay so (`denim.models.fp8_kept`), others are dequantised. Files are `denim.models.tensor_files`'.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -16,28 +14,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from denim.errors import ConfigError
+from denim.layers.fp8_linear import BLOCK, multiplies_blocks
 from denim.layers.norm import RMSNorm
 from denim.models.causal_lm import EMBEDDING, HEAD
 from denim.models.family import Model
-from denim.models.fp8 import SCALE_SUFFIX, dequantise
+from denim.models.fp8 import SCALE_SUFFIX
+from denim.models.fp8_kept import Kept, keep
 from denim.models.registry import family_of
+from denim.models.tensor_files import MTP_PREFIX, TensorFiles, find_tensors
 from denim.spec.model import ModelSpec
 
 log = logging.getLogger("denim")
 
-INDEX = "model.safetensors.index.json"
-MTP_PREFIX = "mtp."
 APPENDED_MTP = ".enorm.weight"
 
 # A projection with at least this share of all-zero rows is reported: published files with zeroed
 # projections exist, and nothing else would show it.
 SUSPICIOUS_ZERO_ROWS = 1 / 16
-
-PLAIN_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
@@ -87,18 +83,31 @@ def load_model(
     model = family.build(spec, chunk_size=chunk_size, device=device)
     targets = model.targets(published)
     _check_names(folder, targets, published, where, tied=spec.tie_embeddings)
-    with _Files(where, spec.weight_blocks) as files:
-        for name, target in progress(sorted(targets.items()), "weights"):
-            tensor = files.weight(published[name], scales.get(name))
-            if tensor.shape != target.shape:
-                raise ConfigError(
-                    f"{where[published[name]]}: tensor {published[name]!r} has shape {list(tensor.shape)},"
-                    f" the config asks for {list(target.shape)}"
-                )
-            _warn_of_zero_rows(published[name], tensor)
-            target.copy_(tensor)
+    kept: dict[str, Kept] = {}
+    if scales:
+        place, dtype = torch.device(device), getattr(torch, spec.dtype)
+        if spec.weight_blocks == (BLOCK, BLOCK) and multiplies_blocks(place, dtype):
+            kept = keep(model, targets, set(scales))
+        log.info(
+            "FP8 blocks: %d tensors are multiplied as they are, %d are dequantised to %s",
+            len(kept),
+            len(scales) - len(kept),
+            spec.dtype,
+        )
+    with TensorFiles(where, spec.weight_blocks) as files:
+        for name in progress(sorted([*targets, *kept]), "weights"):
+            file = where[published[name]]
+            if name in kept:
+                tensor, scale = files.quantised(published[name], scales[name])
+                _fill(file, published[name], tensor.view(torch.uint8), kept[name].values.view(torch.uint8))
+                kept[name].scales.copy_(scale)
+            else:
+                tensor = files.weight(published[name], scales.get(name))
+                _fill(file, published[name], tensor, targets[name])
         if spec.tie_embeddings and HEAD in published:
             _check_tied(*(files.weight(published[name], scales.get(name)) for name in (EMBEDDING, HEAD)))
+    if kept:
+        torch.cuda.empty_cache()  # of the weights that made room for FP8; the arena is to have it
     model.prepare()
     return model
 
@@ -110,64 +119,14 @@ def _with_appended_mtp(published: dict[str, str]) -> dict[str, str]:
     return {(MTP_PREFIX + name if name.startswith(heads) else name): seen for name, seen in published.items()}
 
 
-def find_tensors(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the file to read it from.
-
-    With an index, a tensor comes from the shard that the index assigns, whatever else the shards hold;
-    an MTP head that the index forgot is found in the files' headers. Raises ConfigError that names
-    missing or unreadable files.
-    """
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; give the folder that holds config.json and weights")
-    files = sorted(folder.glob("*.safetensors"))
-    index = folder / INDEX
-    if not index.exists():
-        if not files:
-            raise ConfigError(f"{folder} holds no *.safetensors file; Denim reads no other weight format")
-        where: dict[str, Path] = {}
-        for file in files:
-            for name in _header(file):
-                if name in where:
-                    raise ConfigError(
-                        f"{folder}: tensor {name!r} is in {where[name].name} and in {file.name}, and there"
-                        f" is no {INDEX} to choose"
-                    )
-                where[name] = file
-        return where
-
-    try:
-        assigned = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{index} is not a safetensors index: {error!r}") from None
-    shards = {folder / file for file in assigned.values()}
-    lost = sorted(file.name for file in shards if not file.exists())
-    if lost:
+def _fill(file: Path, name: str, tensor: Tensor, target: Tensor) -> None:
+    if tensor.shape != target.shape:
         raise ConfigError(
-            f"{index.name} names {len(lost)} missing file(s): {', '.join(lost)}; download again"
+            f"{file}: tensor {name!r} has shape {list(tensor.shape)},"
+            f" the config asks for {list(target.shape)}"
         )
-    headers = {file: set(_header(file)) for file in sorted(shards.union(files))}
-    where = {name: folder / file for name, file in assigned.items()}
-    for name, file in where.items():
-        if name not in headers[file]:
-            raise ConfigError(f"{index.name} places {name!r} in {file.name}, which does not hold it")
-    for file, names in headers.items():
-        for name in names - where.keys():
-            if name.startswith(MTP_PREFIX):
-                log.info("%s, missing in the index, found in %s", name, file.name)
-                where[name] = file
-            elif file in shards:
-                where[name] = file  # surplus: `_check_names` decides
-    return where
-
-
-def _header(file: Path) -> list[str]:
-    try:
-        with safe_open(file, framework="pt") as handle:
-            return list(handle.keys())
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(
-            f"{file} is truncated or not a safetensors file ({error}); download again"
-        ) from None
+    _warn_of_zero_rows(name, tensor)
+    target.copy_(tensor)
 
 
 def _check_names(
@@ -213,49 +172,6 @@ def _warn_of_zero_rows(name: str, tensor: Tensor) -> None:
     zero = int((tensor[suspects] == 0).all(dim=1).sum())
     if zero >= max(1, SUSPICIOUS_ZERO_ROWS * tensor.shape[0]):
         log.warning("tensor %r: %d of %d rows are zero; is the file damaged?", name, zero, tensor.shape[0])
-
-
-class _Files:
-    """Open safetensors files, each mapped once. `where`: tensor name -> file; `block`: of FP8 weights."""
-
-    def __init__(self, where: dict[str, Path], block: tuple[int, int] | None) -> None:
-        self._where = where
-        self._block = block
-        self._open: dict[Path, Any] = {}
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._open.values():
-            handle.__exit__(None, None, None)
-
-    def weight(self, name: str, scale: str | None) -> Tensor:
-        """The tensor `name`, dequantised by the tensor `scale` if there is one, as fp32 then."""
-        tensor = self._tensor(name)
-        quantised = tensor.dtype == torch.float8_e4m3fn and self._block is not None
-        if tensor.dtype not in PLAIN_DTYPES and not quantised:
-            raise ConfigError(
-                f"{self._where[name]}: tensor {name!r} is {tensor.dtype}, quantised in a way that the config"
-                " does not say or Denim does not read; use a bf16, fp16, fp32 or FP8 block checkpoint"
-            )
-        if quantised != (scale is not None):
-            seen = "has no scale" if quantised else f"is {tensor.dtype} and has a scale, {scale!r}"
-            raise ConfigError(
-                f"{self._where[name]}: tensor {name!r} {seen}; FP8 weights and scales come in pairs"
-            )
-        if scale is None or self._block is None:
-            return tensor
-        try:
-            return dequantise(tensor, self._tensor(scale), self._block)
-        except ValueError as error:
-            raise ConfigError(f"{self._where[scale]}: tensor {scale!r} has {error}") from None
-
-    def _tensor(self, name: str) -> Tensor:
-        file = self._where[name]
-        if file not in self._open:
-            self._open[file] = safe_open(file, framework="pt").__enter__()
-        return self._open[file].get_tensor(name)
 
 
 def random_weights(spec: ModelSpec, *, device: torch.device | str, chunk_size: int, seed: int = 0) -> Model:

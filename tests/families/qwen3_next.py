@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,19 +12,22 @@ from tests.families.row import Row, randomise
 from tests.tiny import config_values
 
 
-def save(folder: Path) -> nn.Module:
+def save(folder: Path, **changes: Any) -> nn.Module:
     """Layer 1 is dense. Decays are drawn weak: where heads forget all at once, the norms behind them magnify
     rounding in both implementations alike, by 10 times here."""
     import transformers
 
     config = transformers.Qwen3NextConfig(
         **config_values(
-            intermediate_size=80,
-            num_experts=7,
-            num_experts_per_tok=3,
-            moe_intermediate_size=20,
-            shared_expert_intermediate_size=28,
-            mlp_only_layers=[1],
+            **{
+                "intermediate_size": 80,
+                "num_experts": 7,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 20,
+                "shared_expert_intermediate_size": 28,
+                "mlp_only_layers": [1],
+            }
+            | changes
         )
     )
     model = randomise(transformers.Qwen3NextForCausalLM(config))

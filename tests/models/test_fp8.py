@@ -28,31 +28,33 @@ QUANTISATION = {
 }
 
 
-def quantised(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def quantised(weight: Tensor, block: tuple[int, int] = BLOCK) -> tuple[Tensor, Tensor, Tensor]:
     """FP8 values, scales, and what they stand for, block by block."""
     rows, columns = weight.shape
     values = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-    scales = torch.empty(-(-rows // BLOCK[0]), -(-columns // BLOCK[1]))
+    scales = torch.empty(-(-rows // block[0]), -(-columns // block[1]))
     meant = torch.empty_like(weight)
     for i in range(scales.shape[0]):
         for j in range(scales.shape[1]):
-            at = (slice(i * BLOCK[0], (i + 1) * BLOCK[0]), slice(j * BLOCK[1], (j + 1) * BLOCK[1]))
+            at = (slice(i * block[0], (i + 1) * block[0]), slice(j * block[1], (j + 1) * block[1]))
             scales[i, j] = weight[at].abs().max() / LARGEST
             values[at] = (weight[at] / scales[i, j]).to(torch.float8_e4m3fn)
             meant[at] = values[at].float() * scales[i, j]
     return values, scales, meant
 
 
-def quantise(folder: Path, model: nn.Module, chosen: Callable[[str], bool]) -> list[str]:
+def quantise(
+    folder: Path, model: nn.Module, chosen: Callable[[str], bool], block: tuple[int, int] = BLOCK
+) -> list[str]:
     """Quantise the chosen projections in the files, and set them in the oracle `model` to what is meant."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     names = [n for n, t in tensors.items() if t.ndim == 2 and "proj" in n and chosen(n)]
     for name in names:
-        tensors[name], tensors[f"{name}_scale_inv"], meant = quantised(tensors[name])
+        tensors[name], tensors[f"{name}_scale_inv"], meant = quantised(tensors[name], block)
         place_of(name, model).copy_(meant)
     save_file(tensors, file, metadata={"format": "pt"})
-    say(folder, QUANTISATION)
+    say(folder, QUANTISATION | {"weight_block_size": list(block)})
     return names
 
 

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from denim.models.families.granitemoehybrid import PUBLISHED
-from denim.models.weights import find_tensors, load_model
+from denim.models.tensor_files import find_tensors
+from denim.models.weights import load_model
 from denim.spec.reader import read_spec
 from tests.families.granitemoehybrid import save
 

@@ -31,8 +31,7 @@ class Qwen3Next(Qwen3_5):
     def prepare(self) -> None:
         for module in self.modules():
             if isinstance(module, GatedDeltaNetLayer):
-                weight = module.in_proj.weight.data
-                weight.copy_(weight[published_rows(module.spec).to(weight.device)])
+                module.in_proj.reorder_rows(published_rows(module.spec))
         super().prepare()
 
 

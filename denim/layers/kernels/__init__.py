@@ -1,0 +1,1 @@
+"""Triton kernels of layers: norms, products, attention. Imported only where Triton runs."""
