@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,10 +16,10 @@ from denim.ledger.cost import ledger_json, ledger_of
 from denim.models.registry import all_families
 from denim.models.weights import load_model
 from denim.spec.reader import read_spec
-from tests import families
 from tests.exactness.harness import cold_tokens, crossings, greedy, run, tokens_of
 from tests.exactness.judge import Judge, judge_run
 from tests.families.row import VOCAB, Row
+from tests.families.small import configs, rows
 from tests.tiny import Bench, checkpoint
 
 CONFIGS = Path(__file__).parent / "families" / "configs"
@@ -29,14 +27,7 @@ TOLERANCE = 3e-4  # of the spread of the oracle's logits
 LENGTH = 150
 
 
-def rows() -> list[Row]:
-    found: list[Row] = []
-    for module in pkgutil.iter_modules(families.__path__):
-        found += getattr(importlib.import_module(f"tests.families.{module.name}"), "ROWS", [])
-    return found
-
-
-ROWS = {row.name: row for row in rows()}
+ROWS = rows()
 CROSSINGS = crossings(seed=1)
 FEW = CROSSINGS[:4]
 
@@ -162,8 +153,13 @@ def test_published_configs(file: str, pattern: str, billions: float) -> None:
 
 
 def test_every_family_has_a_row(tmp_path: Path) -> None:
+    """And the rows' models without transformers, which run on a GPU, are the same."""
     covered = set()
+    stored = configs()
+    assert stored.keys() == ROWS.keys(), "run python -m tests.families.small"
     for name, row in ROWS.items():
         row.save(tmp_path / name)
-        covered.add(read_spec(tmp_path / name).family)
+        spec = read_spec(tmp_path / name)
+        assert read_spec(stored[name]) == spec, f"{name} has changed: run python -m tests.families.small"
+        covered.add(spec.family)
     assert covered >= set(all_families()), "a family without a row in tests/families"
