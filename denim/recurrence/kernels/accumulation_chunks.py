@@ -1,0 +1,294 @@
+"""Gated accumulation with one decay a head over whole sequences: SSD (Mamba2) and lightning attention.
+
+Owns the walk over the chunks of a `ChunkTable`: a program takes some value channels of one head through a run
+of chunks and keeps their state in registers, so that a state inside a sequence costs its bytes only where it
+is wanted. Per chunk it does steps 2 and 3 of `denim.recurrence.gated_accumulation` in matrix products. States
+are read from and written to their slots; offsets are 64-bit.
+
+A long sequence is cut into segments, so that few heads fill the device: a first launch walks all segments but
+the last without reading out, and leaves what each adds to the state and how far it lets the past fade; in the
+second every segment folds those before it into its own first state. The first launch also copies the state
+that a sequence begins from: its slot may be the one which the second writes.
+
+Decays: differences of sums of logs, none positive. A token's log-decay is taken as at least LEAST_LOG_DECAY;
+what remains of the past then is below 1e-17 of it, and the sums stay small enough for fp32 to tell tokens
+apart behind one that forgets all.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from denim.recurrence.chunk_table import ChunkTable
+from denim.recurrence.kernels.ssd_step import softplus
+
+LEAST_LOG_DECAY = tl.constexpr(-40.0)
+
+# Tokens of a chunk: larger ones cost more inside, smaller ones more walks of the state. Products of fp32
+# operands do not run on tensor cores and want few registers.
+CHUNK_TOKENS = {torch.float32: 16}
+DEFAULT_CHUNK_TOKENS = 64
+# Value channels of a program, and its threads.
+VALUE_BLOCK = 64
+WARPS = 4
+STAGES = 2
+# Programs that fill a device: 132 multiprocessors with two each.
+FILLING = 264
+# A segment is at least so many chunks: folding in another costs about as much as one chunk.
+LEAST_CHUNKS = 8
+
+
+@triton.jit
+def _walk(
+    q_ptr,
+    k_ptr,
+    qk_stride,
+    qk_head_stride,
+    v_ptr,
+    v_stride,
+    v_head_stride,
+    dt_ptr,
+    dt_stride,
+    dt_bias_ptr,
+    delta_least,
+    delta_most,
+    decay_ptr,
+    d_ptr,
+    chunks_ptr,
+    first_chunk_ptr,
+    slot_in_ptr,
+    slot_out_ptr,
+    save_ptr,
+    state_ptr,
+    state_stride,
+    added_ptr,
+    faded_ptr,
+    out_ptr,
+    segment_chunks,
+    group: tl.constexpr,
+    value_dim: tl.constexpr,
+    key_dim: tl.constexpr,
+    splits: tl.constexpr,
+    segments: tl.constexpr,
+    reads_out: tl.constexpr,
+    tokens: tl.constexpr,
+    block_v: tl.constexpr,
+    block_k: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """One segment of one sequence for `block_v` value channels of one head.
+
+    added, faded: [N, segments, heads, value_dim, key_dim] and [N, segments, heads]; in them place 0 is what
+    a sequence begins from, and place i what its segment i - 1 adds, and the log of what that leaves of the
+    past. A sequence of one segment uses neither.
+    """
+    head = tl.program_id(0) // splits
+    heads = tl.num_programs(0) // splits
+    segment = tl.program_id(1)
+    sequence = tl.program_id(2)
+    first = tl.load(first_chunk_ptr + sequence) + segment * segment_chunks
+    end = tl.load(first_chunk_ptr + sequence + 1)
+    last = tl.minimum(first + segment_chunks, end)
+    if first >= end:
+        return
+    if (last == end) & (not reads_out):
+        return
+    slot_out = tl.load(slot_out_ptr + sequence)
+    if slot_out < 0:
+        return
+    v_at = tl.program_id(0) % splits * block_v + tl.arange(0, block_v)
+    k_at = tl.arange(0, block_k)
+    v_mask = v_at < value_dim
+    k_mask = k_at < key_dim
+    step = tl.arange(0, tokens)
+    tile = v_at[:, None] * key_dim + k_at[None, :]
+    tile_mask = v_mask[:, None] & k_mask[None, :]
+    size: tl.constexpr = value_dim * key_dim
+    place = (sequence * segments).to(tl.int64) * heads + head
+    dtype = v_ptr.dtype.element_ty
+
+    s = tl.zeros([block_v, block_k], tl.float32)
+    if (segment == 0) & ((last == end) | (not reads_out)):
+        slot = tl.load(slot_in_ptr + sequence)
+        if slot >= 0:
+            s += tl.load(state_ptr + slot * state_stride + head * size + tile, mask=tile_mask, other=0.0)
+        if not reads_out:
+            tl.store(added_ptr + place * size + tile, s, mask=tile_mask)
+            s = tl.zeros([block_v, block_k], tl.float32)
+    elif reads_out:
+        s += tl.load(added_ptr + place * size + tile, mask=tile_mask, other=0.0)
+        for i in range(1, segment + 1):
+            at = place + i * heads
+            s = s * tl.exp(tl.load(faded_ptr + at))
+            s += tl.load(added_ptr + at * size + tile, mask=tile_mask, other=0.0)
+
+    q_ptr += head // group * qk_head_stride
+    k_ptr += head // group * qk_head_stride
+    v_ptr += head * v_head_stride
+    decay = tl.load(decay_ptr + head)
+    if dt_ptr is not None:
+        decay = -tl.exp(decay)
+        dt_bias = tl.load(dt_bias_ptr + head)
+    if d_ptr is not None:
+        skip = tl.load(d_ptr + head)
+    faded = 0.0
+    for chunk in tl.range(first, last, num_stages=stages):
+        row = tl.load(chunks_ptr + chunk * 3 + 1).to(tl.int64)
+        count = tl.load(chunks_ptr + chunk * 3 + 2)
+        live = step < count
+        rows = row + step
+        k = tl.load(
+            k_ptr + rows[:, None] * qk_stride + k_at[None, :], mask=live[:, None] & k_mask[None, :], other=0.0
+        )
+        v = tl.load(
+            v_ptr + rows[:, None] * v_stride + v_at[None, :], mask=live[:, None] & v_mask[None, :], other=0.0
+        )
+        if dt_ptr is not None:
+            dt = tl.load(dt_ptr + rows * dt_stride + head, mask=live, other=0.0).to(tl.float32) + dt_bias
+            delta = tl.minimum(tl.maximum(softplus(dt), delta_least), delta_most)
+            delta = tl.where(live, delta, 0.0)
+            log_decay = tl.maximum(decay * delta, LEAST_LOG_DECAY)
+            since = tl.cumsum(log_decay, 0)
+            left = tl.sum(log_decay, 0)
+        else:
+            delta = tl.where(live, 1.0, 0.0)
+            since = decay * tl.minimum(step + 1, count).to(tl.float32)
+            left = decay * count.to(tl.float32)
+        if reads_out:
+            q = tl.load(
+                q_ptr + rows[:, None] * qk_stride + k_at[None, :],
+                mask=live[:, None] & k_mask[None, :],
+                other=0.0,
+            )
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+            fading = tl.where(step[:, None] >= step[None, :], since[:, None] - since[None, :], -float("inf"))
+            scores = scores * tl.exp(fading) * delta[None, :]
+            out = tl.dot(q, tl.trans(s.to(dtype)), input_precision="ieee") * tl.exp(since)[:, None]
+            out = tl.dot(scores.to(dtype), v, out, input_precision="ieee")
+            if d_ptr is not None:
+                out += skip * v.to(tl.float32)
+            tl.store(
+                out_ptr + (rows[:, None] * heads + head) * value_dim + v_at[None, :],
+                out.to(out_ptr.dtype.element_ty),
+                mask=live[:, None] & v_mask[None, :],
+            )
+        weighted = v.to(tl.float32) * (delta * tl.exp(left - since))[:, None]
+        s = tl.dot(tl.trans(weighted.to(dtype)), k, s * tl.exp(left), input_precision="ieee")
+        faded += left
+        if (save_ptr is not None) and reads_out:
+            save = tl.load(save_ptr + chunk)
+            if save >= 0:
+                saved = s.to(state_ptr.dtype.element_ty)
+                tl.store(state_ptr + save * state_stride + head * size + tile, saved, mask=tile_mask)
+    if reads_out:
+        if last == end:
+            final = s.to(state_ptr.dtype.element_ty)
+            tl.store(state_ptr + slot_out * state_stride + head * size + tile, final, mask=tile_mask)
+    else:
+        at = place + (segment + 1) * heads
+        tl.store(added_ptr + at * size + tile, s, mask=tile_mask)
+        if tl.program_id(0) % splits == 0:
+            tl.store(faded_ptr + at, faded)
+
+
+class TimeStep(NamedTuple):
+    """What makes Δ of an SSD layer: softplus(dt + bias), clamped to `limit`, its least and largest value.
+
+    dt: [T, H], rows any distance apart; bias: [H] fp32.
+    """
+
+    dt: Tensor
+    bias: Tensor
+    limit: tuple[float, float] = (0.0, inf)
+
+
+def chunk_tokens(dtype: torch.dtype) -> int:
+    """The `size` of the table that `accumulation_chunks` wants for inputs of this dtype."""
+    return CHUNK_TOKENS.get(dtype, DEFAULT_CHUNK_TOKENS)
+
+
+def segments_of(table: ChunkTable, programs: int) -> int:
+    """Segments of the longest sequence, when each is walked by so many programs."""
+    wanted = FILLING // max(1, programs * len(table.slot_in))
+    return max(1, min(wanted, table.longest // LEAST_CHUNKS))
+
+
+def accumulation_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    table: ChunkTable,
+    states: Tensor,
+    *,
+    time_step: TimeStep | None = None,
+    skip: Tensor | None = None,
+) -> Tensor:
+    """The rule over the sequences of `table`, from and to their slots: [T, H, d_v] dense in v's dtype.
+
+    q, k: [T, Hk, d_k] with the same strides; v: [T, H, d_v]; rows any distance apart, channels dense. Value
+    head i uses key head i // (H / Hk). states: [slots, H, d_v, d_k], slots any distance apart. decay: [H]
+    fp32. Without time_step it is the log of a constant decay, at least LEAST_LOG_DECAY (lightning). With it
+    (SSD: q = C, k = B, v = x) it is the log of -A: log-decay is -exp(decay) Δ, and v counts Δ-fold. skip: [H]
+    fp32, added to the output times v. Scale is 1. Rows of no chunk are not written. Products take operands in
+    v's dtype; sums, decays and states are fp32.
+    """
+    tokens, heads, value_dim = v.shape
+    key_dim = k.shape[2]
+    assert q.stride() == k.stride() and q.stride(2) == v.stride(2) == 1 and states[0].is_contiguous()
+    assert states.shape[1:] == (heads, value_dim, key_dim) and q.dtype == k.dtype == v.dtype
+    out = torch.empty(tokens, heads, value_dim, dtype=v.dtype, device=v.device)
+    sequences = len(table.slot_in)
+    block_v = max(16, min(VALUE_BLOCK, triton.next_power_of_2(value_dim)))
+    splits = triton.cdiv(value_dim, block_v)
+    segments = segments_of(table, heads * splits)
+    segment_chunks = triton.cdiv(table.longest, segments)
+    shape = (sequences, segments, heads) if segments > 1 else (0,)
+    added = torch.empty(*shape, *states.shape[2:], dtype=torch.float32, device=v.device)
+    faded = torch.empty(shape, dtype=torch.float32, device=v.device)
+    step = time_step if time_step is not None else TimeStep(None, None)
+    for reads_out in (False, True) if segments > 1 else (True,):
+        _walk[(heads * splits, segments if reads_out else segments - 1, sequences)](
+            q,
+            k,
+            k.stride(0),
+            k.stride(1),
+            v,
+            v.stride(0),
+            v.stride(1),
+            step.dt,
+            0 if time_step is None else step.dt.stride(0),
+            step.bias,
+            *step.limit,
+            decay,
+            skip,
+            table.chunks,
+            table.first_chunk,
+            table.slot_in,
+            table.slot_out,
+            table.save,
+            states,
+            states.stride(0),
+            added,
+            faded,
+            out,
+            segment_chunks,
+            group=heads // k.shape[1],
+            value_dim=value_dim,
+            key_dim=key_dim,
+            splits=splits,
+            segments=segments,
+            reads_out=reads_out,
+            tokens=max(16, triton.next_power_of_2(table.size)),
+            block_v=block_v,
+            block_k=max(16, triton.next_power_of_2(key_dim)),
+            stages=STAGES,
+            num_warps=WARPS,
+        )
+    return out

@@ -1,0 +1,117 @@
+"""The short causal convolution of one token a row, with its window in an arena slot.
+
+Owns the sum over taps as a device function, and a kernel of it alone with what may stand around it: a bias
+and SiLU behind it (Mamba1), or a product before and one behind (the gated convolution of LFM2). A program
+owns some channels of one row: it alone reads their window and moves it on in place.
+
+Offsets into slots are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Channels of a program, 4 for each thread.
+CHANNELS = 512
+WARPS = 4
+
+
+@triton.jit
+def convolve(x, window_ptr, weight_ptr, bias_ptr, channels, total, width: tl.constexpr, mask):
+    """The convolution of `channels`, whose new input is x, and bias; fp32. The window stays as it is."""
+    weight_ptr += channels * width
+    acc = x.to(tl.float32) * tl.load(weight_ptr + width - 1, mask=mask, other=0.0).to(tl.float32)
+    for j in tl.static_range(width - 1):
+        past = tl.load(window_ptr + j * total + channels, mask=mask, other=0.0).to(tl.float32)
+        acc += past * tl.load(weight_ptr + j, mask=mask, other=0.0).to(tl.float32)
+    acc = acc.to(x.dtype).to(tl.float32)  # the plain form returns the model's dtype here
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + channels, mask=mask, other=0.0).to(tl.float32)
+    return acc
+
+
+@triton.jit
+def _step(
+    x_ptr,
+    x_stride,
+    before_ptr,
+    behind_ptr,
+    weight_ptr,
+    bias_ptr,
+    slots_ptr,
+    window_ptr,
+    window_stride,
+    out_ptr,
+    total,
+    width: tl.constexpr,
+    silu: tl.constexpr,
+    block: tl.constexpr,
+):
+    channels = tl.program_id(0) * block + tl.arange(0, block)
+    row = tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots_ptr + row)
+    if slot < 0:
+        return
+    mask = channels < total
+    window = window_ptr + slot * window_stride
+    at = row * x_stride + channels
+    x = tl.load(x_ptr + at, mask=mask, other=0.0)
+    if before_ptr is not None:
+        x = (x.to(tl.float32) * tl.load(before_ptr + at, mask=mask, other=0.0).to(tl.float32)).to(x.dtype)
+    y = convolve(x, window, weight_ptr, bias_ptr, channels, total, width, mask)
+    if silu:
+        y = y * tl.sigmoid(y)
+    if behind_ptr is not None:
+        y = y.to(x.dtype).to(tl.float32) * tl.load(behind_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * total + channels, y.to(out_ptr.dtype.element_ty), mask=mask)
+    # A short vector lies in several warps at once: all have read a column before one overwrites it.
+    for j in tl.static_range(1, width - 1):
+        column = tl.load(window + j * total + channels, mask=mask, other=0.0)
+        tl.debug_barrier()
+        tl.store(window + (j - 1) * total + channels, column, mask=mask)
+    tl.debug_barrier()
+    tl.store(window + (width - 2) * total + channels, x, mask=mask)
+
+
+def short_conv_step_slots(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    slots: Tensor,
+    window: Tensor,
+    *,
+    silu: bool = False,
+    before: Tensor | None = None,
+    behind: Tensor | None = None,
+) -> Tensor:
+    """One token for each of R rows: behind · act(conv(before · x) + bias), [R, C] in x's dtype.
+
+    x, and before and behind where they are given: [R, C], rows equally far apart in all three; weight:
+    [C, W], W >= 2; bias: [C] or None; slots: [R] int64, negative for padding; window: [slots, W - 1, C], a
+    view of the arena, moved on in place. act: SiLU if `silu`. Rows of padding are not written. Sums are fp32.
+    """
+    rows, channels = x.shape
+    assert window.stride(1) == channels and weight.shape[1] > 1 and x.stride(1) == 1
+    assert all(t is None or t.stride() == x.stride() for t in (before, behind))
+    out = torch.empty(rows, channels, dtype=x.dtype, device=x.device)
+    _step[(triton.cdiv(channels, CHANNELS), rows)](
+        x,
+        x.stride(0),
+        before,
+        behind,
+        weight,
+        bias,
+        slots,
+        window,
+        window.stride(0),
+        out,
+        channels,
+        width=weight.shape[1],
+        silu=silu,
+        block=min(CHANNELS, triton.next_power_of_2(channels)),
+        num_warps=WARPS,
+    )
+    return out
