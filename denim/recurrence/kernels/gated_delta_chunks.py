@@ -1,0 +1,164 @@
+"""Prefill of Gated DeltaNet by chunks: gates, the matrices inside each chunk, and the pass over the chunks.
+
+Owns, for scalar decay, step 3 of `denim.recurrence.gated_delta`: one program a chunk and key head makes what
+all its value heads share (K K^T and Q K^T) once, and for each of them the gates, A, (I + A)^-1 diag(beta) and
+the scores M. Knows the layout of the convolved rows; the walk from chunk to chunk is `delta_pass`.
+
+Every exponent is a sum of log-decays, so <= 0. Sums are made in float64 and kept as two numbers, as
+`denim.recurrence.decay` says.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from denim.recurrence.chunk_table import ChunkTable
+from denim.recurrence.decay import MIN_LOG_DECAY
+from denim.recurrence.kernels.delta_pass import TABLE, ChunkTerms, PassPlan, delta_pass, plan_of
+from denim.recurrence.kernels.triangular import inverse_of_unit_lower
+
+SOFTPLUS_LINEAR = 20.0  # above it softplus(x) = x in fp32
+
+
+@triton.jit(do_not_specialize_on_alignment=TABLE)
+def _inside(
+    rows_ptr,
+    row_stride,
+    a_ptr,
+    b_ptr,
+    gate_stride,
+    a_log_ptr,
+    dt_bias_ptr,
+    chunks_ptr,
+    solve_ptr,
+    scores_ptr,
+    since_ptr,
+    until_ptr,
+    scale,
+    beta_limit,
+    key_heads: tl.constexpr,
+    group: tl.constexpr,
+    key_dim: tl.constexpr,
+    size: tl.constexpr,
+    block_k: tl.constexpr,
+    least: tl.constexpr,
+    linear: tl.constexpr,
+    precision: tl.constexpr,
+):
+    chunk = (tl.program_id(0) // key_heads).to(tl.int64)
+    key_head = tl.program_id(0) % key_heads
+    if tl.load(chunks_ptr + chunk * 3) < 0:
+        return
+    first = tl.load(chunks_ptr + chunk * 3 + 1).to(tl.int64)
+    token = tl.arange(0, size)
+    live = token < tl.load(chunks_ptr + chunk * 3 + 2)
+    channel = tl.arange(0, block_k)
+    mask = live[:, None] & (channel < key_dim)[None, :]
+    queries = (
+        rows_ptr + first * row_stride + key_head * key_dim + token[:, None] * row_stride + channel[None, :]
+    )
+    q = tl.load(queries, mask=mask, other=0.0)
+    k = tl.load(queries + key_heads * key_dim, mask=mask, other=0.0)
+    kk = tl.dot(k, tl.trans(k), input_precision=precision)
+    qk = tl.dot(q, tl.trans(k), input_precision=precision) * scale
+
+    square = token[:, None] * size + token[None, :]
+    later = token[:, None] >= token[None, :]
+    for i in tl.static_range(group):
+        head = key_head * group + i
+        place = chunk * (key_heads * group) + head
+        gate = (first + token) * gate_stride + head
+        a = tl.load(a_ptr + gate, mask=live, other=0.0).to(tl.float32)
+        a += tl.load(dt_bias_ptr + head).to(tl.float32)
+        softplus = tl.where(a > linear, a, tl.log(1.0 + tl.exp(tl.minimum(a, linear))))
+        log_decay = tl.maximum(-tl.exp(tl.load(a_log_ptr + head)) * softplus, least)
+        log_decay = tl.where(live, log_decay, 0.0)
+        b = tl.load(b_ptr + gate, mask=live, other=0.0).to(tl.float32)
+        beta = tl.where(live, beta_limit * tl.sigmoid(b), 0.0)
+
+        exact = tl.cumsum(log_decay.to(tl.float64), 0)
+        total = tl.sum(log_decay.to(tl.float64), 0)
+        sums = exact.to(tl.float32)
+        rest = (exact - sums.to(tl.float64)).to(tl.float32)
+        tl.store(since_ptr + place * size + token, tl.exp(sums))
+        tl.store(until_ptr + place * size + token, tl.exp((total - exact).to(tl.float32)))
+        between = (sums[:, None] - sums[None, :]) + (rest[:, None] - rest[None, :])
+        decay = tl.exp(tl.where(later, between, float("-inf")))
+        tl.store(scores_ptr + place * (size * size) + square, (qk * decay).to(scores_ptr.dtype.element_ty))
+        lower = tl.where(token[:, None] > token[None, :], kk * decay * beta[:, None], 0.0)
+        inverse = inverse_of_unit_lower(lower, size, precision)
+        solve = inverse * beta[None, :]
+        tl.store(solve_ptr + place * (size * size) + square, solve.to(solve_ptr.dtype.element_ty))
+
+
+def gated_delta_chunks(
+    rows: Tensor,
+    b: Tensor,
+    a: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    table: ChunkTable,
+    state: Tensor,
+    key_heads: int,
+    *,
+    beta_limit: float = 1.0,
+    scale: float | None = None,
+    plan: PassPlan | None = None,
+) -> Tensor:
+    """The gated delta rule over the sequences of `table`; states are read from and written to their slots.
+
+    rows: [T, 2 * Hk * d_k + Hv * d_v] = [q | k | v] behind convolution, activation and, for q and k,
+    normalisation; b, a: [T, Hv], rows of one distance; a_log: [Hv] fp32; dt_bias: [Hv]; state: [slots, Hv,
+    d_v, d_k], slots any distance apart. beta = beta_limit * sigmoid(b), alpha = exp(-exp(a_log) softplus(a +
+    dt_bias)). scale is applied to q; None means d_k ** -0.5. table.size is at most 64. plan: how the pass is
+    cut, None: `plan_of`.
+    Returns [T, Hv, d_v] in rows' dtype. bf16 rows: bf16 operands, fp32 sums; fp32 rows: IEEE fp32 throughout.
+    """
+    heads, value_dim, key_dim = state.shape[1:]
+    keys = key_heads * key_dim
+    size = max(16, triton.next_power_of_2(table.size))
+    assert rows.stride(1) == 1 and b.stride() == a.stride() and b.stride(1) == 1 and size <= 64
+    scale = key_dim**-0.5 if scale is None else scale
+    chunks = len(table.chunks)
+    solve, scores = torch.empty(2, chunks, heads, size, size, dtype=rows.dtype, device=rows.device)
+    since, until = torch.empty(2, chunks, heads, size, dtype=torch.float32, device=rows.device)
+    _inside[(chunks * key_heads,)](
+        rows,
+        rows.stride(0),
+        a,
+        b,
+        a.stride(0),
+        a_log,
+        dt_bias,
+        table.chunks,
+        solve,
+        scores,
+        since,
+        until,
+        scale,
+        beta_limit,
+        key_heads=key_heads,
+        group=heads // key_heads,
+        key_dim=key_dim,
+        size=size,
+        block_k=max(16, triton.next_power_of_2(key_dim)),
+        least=MIN_LOG_DECAY[torch.float32],
+        linear=SOFTPLUS_LINEAR,
+        precision="ieee" if rows.dtype == torch.float32 else "tf32",
+        num_warps=4,
+    )
+    k, q, values = rows[:, keys : 2 * keys], rows[:, :keys], rows[:, 2 * keys :]
+    terms = ChunkTerms(solve, scores, k, q, k, since, until, None)
+    if plan is None:
+        plan = plan_of(table, heads, value_dim, rows.dtype, _programs(rows))
+    return delta_pass(terms, values, table, state, scale, plan)
+
+
+def _programs(rows: Tensor) -> int:
+    """Walks that the device runs at once: two on a multiprocessor."""
+    if not rows.is_cuda:
+        return 2
+    return 2 * torch.cuda.get_device_properties(rows.device).multi_processor_count
