@@ -1,7 +1,9 @@
-"""Full attention over paged KV, in plain torch.
+"""Full attention over paged KV.
 
-Owns the projections of one attention layer and the read of its pages. The pages' place in memory comes
-with the batch; a page holds [2, page_size, num_kv_heads, head_dim] per layer.
+Owns the projections of one attention layer, and the plain torch form of what lies between them: the place of
+KV in pages and the read of pages. Where the batch says who attends (`StepBatch.attention`), kernels take
+over. The pages' place in memory comes with the batch; a page holds [2, page_size, num_kv_heads, head_dim] per
+layer.
 """
 
 from __future__ import annotations
@@ -64,34 +66,85 @@ class Attention(nn.Module):
             q, gate = q.split(spec.head_dim, dim=-1)
         k = k.view(-1, spec.num_kv_heads, spec.head_dim)
         v = v.view(-1, spec.num_kv_heads, spec.head_dim)
+        norms = None
         if spec.qk_norm_whole:
             q, k = self.q_norm(q.flatten(1)).view_as(q), self.k_norm(k.flatten(1)).view_as(k)
         elif spec.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if spec.rotary_dim:
-            q, k = rotate(q, batch.cos, batch.sin), rotate(k, batch.cos, batch.sin)
-
+            norms = self.q_norm, self.k_norm
         kv = batch.memory.kv(self.index)
-        store(k, v, kv, batch)
-        out = attend(q, kv, batch, self.scale)
-        if gate is not None:
-            out = out * torch.sigmoid(gate)
-        return self.out(out.flatten(1))
+        q = prepare(q, k, v, kv, batch, turned=spec.rotary_dim > 0, norms=norms)
+        return self.out(attend(q, kv, batch, self.scale, gate).flatten(1))
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv: Tensor,
+    batch: StepBatch,
+    *,
+    turned: bool,
+    norms: tuple[RMSNorm, RMSNorm] | None = None,
+) -> Tensor:
+    """Write the step's KV into its pages; returns the queries [T, heads, head_dim] that read them.
+
+    q: [T, heads, head_dim], k, v: [T, kv_heads, head_dim]; norms: of q and k, a head at a time; `turned`:
+    RoPE by the batch's angles. kv: a layer's view of all pages.
+    """
+    if batch.attention is not None:
+        from denim.layers.kernels.query_key import query_key
+
+        return query_key(
+            q,
+            k,
+            v,
+            kv,
+            batch.token_pages,
+            batch.token_offsets,
+            q_scale=norms[0].scale if norms else None,
+            k_scale=norms[1].scale if norms else None,
+            eps=norms[0].eps if norms else 0.0,
+            cos=batch.cos if turned else None,
+            sin=batch.sin if turned else None,
+        )
+    if norms is not None:
+        q, k = norms[0](q), norms[1](k)
+    if turned:
+        q, k = rotate(q, batch.cos, batch.sin), rotate(k, batch.cos, batch.sin)
+    store(k, v, kv, batch)
+    return q
 
 
 def store(k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch) -> None:
     """Write k and v [T, kv_heads, head_dim] of the step's tokens into `kv`, a layer's view of all pages."""
-    kv[batch.token_pages, 0, batch.token_offsets] = k.to(kv.dtype)
-    kv[batch.token_pages, 1, batch.token_offsets] = v.to(kv.dtype)
+    kv[batch.token_pages, 0, batch.token_offsets] = narrowed(k, kv.dtype)
+    kv[batch.token_pages, 1, batch.token_offsets] = narrowed(v, kv.dtype)
 
 
-def attend(q: Tensor, kv: Tensor, batch: StepBatch, scale: float | None = None) -> Tensor:
-    """Softmax attention of every span over its own pages.
+def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in `dtype`, where what is too large for an 8-bit format becomes its largest number, not NaN."""
+    if dtype.itemsize == 1:
+        largest = torch.finfo(dtype).max
+        x = x.clamp(-largest, largest)
+    return x.to(dtype)
 
-    q: [T, heads, head_dim]; kv: a layer's view of all pages. Returns [T, heads, head_dim]. Scores are
+
+def attend(
+    q: Tensor, kv: Tensor, batch: StepBatch, scale: float | None = None, gate: Tensor | None = None
+) -> Tensor:
+    """Softmax attention of every span over its own pages, times sigmoid(gate) where there is one.
+
+    q, gate: [T, heads, head_dim]; kv: a layer's view of all pages. Returns [T, heads, head_dim]. Scores are
     scaled by `scale`, None: head_dim ** -0.5. Reads are masked by length: what lies behind it in a page is
     never used.
     """
+    if batch.attention is not None:
+        return batch.attention.run(q, kv, batch, q.shape[-1] ** -0.5 if scale is None else scale, gate)
+    out = _plain(q, kv, batch, scale)
+    return out if gate is None else out * torch.sigmoid(gate)
+
+
+def _plain(q: Tensor, kv: Tensor, batch: StepBatch, scale: float | None) -> Tensor:
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     first = 0
     if batch.num_decode and q.is_cuda:

@@ -14,12 +14,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from denim.recurrence.chunk_table import ChunkTable
+
+if TYPE_CHECKING:
+    from denim.layers.paged_attention import PagedAttention
 
 
 class Memory(Protocol):
@@ -56,6 +59,7 @@ class StepBatch:
     slot_in (-1: fresh), slot_out: N slots each
     saves           of the spans behind the decode rows: (tokens from the span's start, slot) of the states
                     that are wanted inside it
+    attention       who attends over pages, planned for this batch; None: plain torch
     """
 
     memory: Memory
@@ -78,6 +82,7 @@ class StepBatch:
     saves: list[list[tuple[int, int]]] = field(default_factory=list)
     cos: Tensor | None = None
     sin: Tensor | None = None
+    attention: PagedAttention | None = None
     _chunk_tables: dict[int, ChunkTable] = field(default_factory=dict, repr=False)
 
     @property

@@ -1,4 +1,4 @@
-"""Multi-head latent attention over paged latents, in plain torch.
+"""Multi-head latent attention over paged latents.
 
 Owns the projections of one layer and the read of its pages. A page holds [page_size, latent + rope] per
 layer: each token's normed latent, and behind it the key part that all heads share, turned where the model
@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from denim.layers.attention import QUERY_BLOCK
+from denim.layers.attention import QUERY_BLOCK, narrowed
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import RMSNorm
@@ -101,7 +101,9 @@ class LatentAttentionLayer(nn.Module):
             shared = _turn(shared.unsqueeze(1), batch).squeeze(1)
 
         pages = batch.memory.kv(self.index)
-        pages[batch.token_pages, batch.token_offsets] = torch.cat((latent, shared), dim=-1).to(pages.dtype)
+        pages[batch.token_pages, batch.token_offsets] = narrowed(
+            torch.cat((latent, shared), dim=-1), pages.dtype
+        )
 
         out = self._attend(q, q_shared, pages, batch)
         if spec.gated:
@@ -113,9 +115,14 @@ class LatentAttentionLayer(nn.Module):
         [T, heads, value]. Reads are masked by length: what lies behind it in a page is never used."""
         spec = self.spec
         out = q.new_empty(len(q), spec.num_heads, spec.value_dim)
-        first = batch.num_decode if q.is_cuda else 0
+        first = batch.num_decode if q.is_cuda or batch.attention is not None else 0
         if first:
-            out[:first] = self._decode_rows(self._absorb(q[:first], q_shared[:first]), pages, batch)
+            absorbed = self._absorb(q[:first], q_shared[:first])
+            if batch.attention is not None:
+                read = batch.attention.run_latent(absorbed, pages, batch, spec.latent_dim, self.scale)
+                out[:first] = self._values(read)
+            else:
+                out[:first] = self._decode_rows(absorbed, pages, batch)
         for row in range(first, len(batch.tables)):
             begin, end = batch.cu_seqlens[row], batch.cu_seqlens[row + 1]
             length = batch.kv_lengths[row]

@@ -16,12 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from denim.layers.attention import attend, store
+from denim.layers.attention import attend, prepare
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.mamba2 import GateNorm, Mamba2Layer
 from denim.layers.norm import RMSNorm
-from denim.layers.rotary import rotate
 from denim.models.causal_lm import FINAL_NORM, CausalLM, Targets, mamba2_targets, rows_of
 from denim.models.family import Family
 from denim.spec.families.zamba2 import SharedAttention, Zamba2Details
@@ -118,10 +117,8 @@ class HybridBlock(nn.Module):
         if self.qkv_adapters is not None:
             q, k, v = (part + adapter(x) for part, adapter in zip((q, k, v), self.qkv_adapters, strict=True))
         q, k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in (q, k, v))
-        if self.spec.rotary_dim:
-            q, k = rotate(q, batch.cos, batch.sin), rotate(k, batch.cos, batch.sin)
         kv = batch.memory.kv(self.index)
-        store(k, v, kv, batch)
+        q = prepare(q, k, v, kv, batch, turned=self.spec.rotary_dim > 0)
         return self.shared.out(attend(q, kv, batch, (self.spec.head_dim / 2) ** -0.5).flatten(1))
 
 
