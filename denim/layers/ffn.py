@@ -1,6 +1,8 @@
 """Dense feed-forward networks, gated (SwiGLU) and plain.
 
 SwiGLU: Shazeer 2020 (arXiv 2002.05202). Gate and up projections are one fused product.
+
+Each takes the norm before it and the residual behind it along, see `denim.layers.linear.Linear.project`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from denim.layers.linear import Linear
+from denim.layers.linear import NORMED_ROWS, Linear, few_rows
+from denim.layers.norm import RMSNorm, in_kernels
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -40,11 +43,35 @@ class GatedFFN(nn.Module):
         self.gate_up = Linear(hidden, 2 * intermediate, dtype=dtype, device=device)
         self.down = Linear(intermediate, hidden, dtype=dtype, device=device)
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).split(self.intermediate, dim=-1)
+    def forward(self, x: Tensor, *, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]: add + network(norm(x)); `add` is given up."""
+        return self.down.project(self._inner(x, norm), add=add)
+
+    def _inner(self, x: Tensor, norm: RMSNorm | None) -> Tensor:
+        """[T, hidden] -> [T, intermediate], the input of `down`."""
+        fused = self.act is F.silu and in_kernels(x)
+        if fused and few_rows(x, self.gate_up.weight):
+            from denim.layers.kernels.small_product import small_product
+
+            if norm is not None and len(x) > NORMED_ROWS:
+                x, norm = norm(x), None
+            return small_product(
+                x,
+                self.gate_up.weight,
+                scale=None if norm is None else norm.scale,
+                eps=0.0 if norm is None else norm.eps,
+                gated=True,
+                gate_scale=self.gate_scale,
+            )
+        gate_up = self.gate_up.project(x, norm=norm)
+        if fused:
+            from denim.layers.kernels.gated_activation import silu_mul
+
+            return silu_mul(gate_up, self.gate_scale)
+        gate, up = gate_up.split(self.intermediate, dim=-1)
         if self.gate_scale != 1.0:
             gate = gate * self.gate_scale
-        return self.down(self.act(gate).mul_(up))
+        return self.act(gate).mul_(up)
 
 
 class PlainFFN(nn.Module):
@@ -64,5 +91,6 @@ class PlainFFN(nn.Module):
         self.up = Linear(hidden, intermediate, dtype=dtype, device=device)
         self.down = Linear(intermediate, hidden, dtype=dtype, device=device)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.act(self.up(x)))
+    def forward(self, x: Tensor, *, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]: add + network(norm(x)); `add` is given up."""
+        return self.down.project(self.act(self.up.project(x, norm=norm)), add=add)

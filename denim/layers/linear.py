@@ -1,8 +1,9 @@
 """Matrix products with weights that do not change: y = x Wᵀ.
 
-Owns the storage of one weight [out, in] and, on a CPU in bf16, its oneDNN-packed copy. Knows nothing of
-what the weight means. A fused projection is one `Linear` whose rows are several published tensors; the
-loader fills row slices of `weight` (see `denim.models.weights`).
+Owns the storage of one weight [out, in] and, on a CPU in bf16, its oneDNN-packed copy; chooses who computes
+the product and how much of what stands around it (norm before, residual behind) is done in the same kernel.
+Knows nothing of what the weight means. A fused projection is one `Linear` whose rows are several published
+tensors; the loader fills row slices of `weight` (see `denim.models.weights`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from denim.layers.norm import RMSNorm, in_kernels
+
 # oneDNN chooses the packed layout for a row count. Packed for one row, products of 1 and of 8 rows run
 # at 1.7 and 2.2 times the speed of the plain weight, and products of 512 rows no slower (measured on a
 # two-core AVX512-BF16 machine); packed for 8 or 512 rows, single rows gain nothing.
 PACKED_FOR_ROWS = 1
+
+# Rows up to which Denim's own kernel is faster than cuBLAS, and up to which it takes the norm as well, which
+# every program of it computes anew (measured on an H200).
+FEW_ROWS = 64
+NORMED_ROWS = 16
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -26,6 +34,12 @@ def can_pack(weight: Tensor) -> bool:
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
+
+
+def few_rows(x: Tensor, weight: Tensor) -> bool:
+    """Whether `denim.layers.kernels.small_product` takes the product of x [..., K] with a weight [N, K]."""
+    rows = x.numel() // x.shape[-1]
+    return in_kernels(x) and 0 < rows <= FEW_ROWS and weight.numel() > 0
 
 
 class Linear(nn.Module):
@@ -62,4 +76,41 @@ class Linear(nn.Module):
         """x: [..., in_features] -> [..., out_features], same dtype."""
         if self._packed is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
+        if few_rows(x, self.weight):
+            from denim.layers.kernels.small_product import small_product
+
+            rows = x.reshape(-1, self.in_features)
+            return small_product(rows, self.weight).view(*x.shape[:-1], self.out_features)
         return F.linear(x, self.weight)
+
+    def project(self, x: Tensor, *, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
+        """add + norm(x) Wᵀ in as few kernels as the device allows; without `norm` or `add` that part is left
+        out.
+
+        x: [T, in_features]; add: [T, out_features]. `add` is given up: the result may lie in its memory.
+        Fused parts are rounded once, at the end.
+        """
+        if few_rows(x, self.weight):
+            from denim.layers.kernels.small_product import small_product
+
+            if norm is not None and len(x) > NORMED_ROWS:
+                x, norm = norm(x), None
+            scale, eps = (None, 0.0) if norm is None else (norm.scale, norm.eps)
+            return small_product(x, self.weight, scale=scale, eps=eps, add=add)
+        if norm is not None:
+            x = norm(x)
+        if add is None:
+            return self(x)
+        if x.is_cuda and self.weight.numel():
+            return add.addmm_(x, self.weight.t())
+        return add + self(x)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """x Wᵀ in fp32, on CUDA as it was accumulated. x: [T, in_features] -> [T, out_features]."""
+        if few_rows(x, self.weight):
+            from denim.layers.kernels.small_product import small_product
+
+            return small_product(x, self.weight, out_dtype=torch.float32)
+        if x.is_cuda and self.weight.numel() and x.dtype != torch.float32:
+            return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+        return self(x).float()

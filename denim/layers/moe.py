@@ -1,7 +1,8 @@
 """A sparse mixture of experts: a router chooses, the chosen experts run, their outputs are weighed and added.
 
 One module serves every family; what differs between routers is in `MoEFFN`, whose docstring names the fields.
-Scores and weights are fp32.
+Scores and weights are fp32. On CUDA all experts are one product (`denim.layers.kernels.expert_product`), and
+the host never waits for the device to say who was chosen.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from denim.layers.ffn import ACTIVATIONS, GatedFFN, PlainFFN
 from denim.layers.linear import Linear
+from denim.layers.norm import RMSNorm, in_kernels
 from denim.spec.ffn import MoEFFN
 
 
@@ -47,12 +49,40 @@ class SparseMoE(nn.Module):
             if spec.shared_gate:
                 self.shared_gate = Linear(hidden, 1, dtype=dtype, device=device)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [T, hidden]. Experts run one after another over the tokens that chose them."""
+    def forward(self, x: Tensor, *, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]: add + experts(norm(x)); `norm` and `add` may be left out."""
+        if norm is not None:
+            x = norm(x)
         weights, chosen = self._route(x)
-        weights = weights.to(x.dtype).flatten()
         routed = x if self.to_latent is None else self.to_latent(x)
-        out = torch.zeros_like(routed)
+        out = (self._at_once if in_kernels(x) else self._one_by_one)(routed, weights, chosen)
+        if self.from_latent is not None:
+            out = self.from_latent(out)
+        if self.shared is not None:
+            shared = self.shared(x)
+            out = out + (shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * shared)
+        return out if add is None else add + out
+
+    def _at_once(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """All experts as one product, then all their outputs as another."""
+        from denim.layers.kernels.expert_product import expert_inner, expert_outer, sort_choices
+
+        choices = sort_choices(chosen, self.spec.num_experts)
+        swiglu = self.spec.gated and self.act is F.silu
+        inner = expert_inner(x, self.up, choices, gated=swiglu)
+        return expert_outer(inner if swiglu else self._activated(inner), self.down, choices, weights)
+
+    def _activated(self, inner: Tensor) -> Tensor:
+        """[..., rows of `up`] -> [..., intermediate]."""
+        if not self.spec.gated:
+            return self.act(inner)
+        gate, up = inner.chunk(2, dim=-1)
+        return self.act(gate) * up
+
+    def _one_by_one(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Experts one after another over the tokens that chose them."""
+        weights = weights.to(x.dtype).flatten()
+        out = torch.zeros_like(x)
         order = chosen.flatten().argsort(stable=True)
         counts = chosen.flatten().bincount(minlength=self.spec.num_experts).tolist()
         begin = 0
@@ -62,19 +92,9 @@ class SparseMoE(nn.Module):
             picks = order[begin : begin + count]
             begin += count
             tokens = picks // self.spec.top_k
-            y = F.linear(routed[tokens], self.up[expert])
-            if self.spec.gated:
-                gate, y = y.chunk(2, dim=-1)
-                y = self.act(gate) * y
-            else:
-                y = self.act(y)
+            y = self._activated(F.linear(x[tokens], self.up[expert]))
             out.index_add_(0, tokens, F.linear(y, self.down[expert]) * weights[picks, None])
-        if self.from_latent is not None:
-            out = self.from_latent(out)
-        if self.shared is None:
-            return out
-        shared = self.shared(x)
-        return out + (shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * shared)
+        return out
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and expert ids of every token's choice, [T, top_k] each."""

@@ -10,6 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from denim.recurrence.backend import TRITON, installed
+
+
+def in_kernels(x: Tensor) -> bool:
+    """Whether Denim's own kernels run where x is: on a CUDA device, if Triton is installed."""
+    return x.is_cuda and installed(TRITON)
+
 
 class RMSNorm(nn.Module):
     """y = x / rms(x) * scale over the last dimension, where scale = 1 + weight when `zero_centred`.
@@ -32,6 +39,11 @@ class RMSNorm(nn.Module):
         self.scale = scale + 1.0 if self.zero_centred else scale
 
     def forward(self, x: Tensor) -> Tensor:
+        """x: [..., dim] -> the same shape and dtype."""
+        if in_kernels(x):
+            from denim.layers.kernels.rms_norm import rms_norm
+
+            return rms_norm(x.reshape(-1, self.dim), self.scale, self.eps).view(x.shape)
         return self.normed(x).to(x.dtype)
 
     def normed(self, x: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class CausalLM(nn.Module):
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden] -> logits [R, vocab] in fp32."""
-        logits = self.head(hidden).float()
+        logits = self.head.wide(hidden)
         return logits if self.logit_scale == 1.0 else logits * self.logit_scale
 
     def prepare(self) -> None:

@@ -44,18 +44,15 @@ class Tiles(NamedTuple):
 
 
 @triton.jit
-def _finish(
-    y, up, row_factor, add_ptr, add_at, mask, GATED: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr
-):
-    """What follows the product, in fp32: the norm's factor of each row, the activation, the residual."""
+def _finish(y, up, mean_square, eps, gate_scale, NORM: tl.constexpr, GATED: tl.constexpr):
+    """The norm's factor of each row and the activation, behind the product in fp32."""
     if NORM:
-        y = y * row_factor
+        factor = tl.rsqrt(mean_square + eps)
+        y *= factor
+        up *= factor
     if GATED:
-        if NORM:
-            up = up * row_factor
+        y *= gate_scale
         y = y * tl.sigmoid(y) * up
-    if ADD:
-        y += tl.load(add_ptr + add_at, mask=mask, other=0.0).to(tl.float32)
     return y
 
 
@@ -70,6 +67,7 @@ def _one_row(
     out_ptr,
     n,
     eps,
+    gate_scale,
     k: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -108,10 +106,10 @@ def _one_row(
         acc += w.to(tl.float32) * x[None, :]
         if GATED:
             acc_up += w_up.to(tl.float32) * x[None, :]
-    factor = tl.rsqrt(tl.sum(squares, 0) / k + eps)
-    y = _finish(
-        tl.sum(acc, 1), tl.sum(acc_up, 1), factor, add_ptr, row * add_stride + column, valid, GATED, NORM, ADD
-    )
+    mean_square = tl.sum(squares, 0) / k
+    y = _finish(tl.sum(acc, 1), tl.sum(acc_up, 1), mean_square, eps, gate_scale, NORM, GATED)
+    if ADD:
+        y += tl.load(add_ptr + row * add_stride + column, mask=valid, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * n + column, y.to(out_ptr.dtype.element_ty), mask=valid)
 
 
@@ -127,6 +125,7 @@ def _few_rows(
     m,
     n,
     eps,
+    gate_scale,
     k: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -186,19 +185,12 @@ def _few_rows(
         if GATED:
             w_up = tl.load(up_ptr + first) if whole else tl.load(up_ptr + first, mask=inside, other=0.0)
             acc_up = tl.dot(x, tl.permute(w_up, (0, 2, 1)), acc_up, input_precision="ieee")
-    factor = tl.rsqrt(tl.sum(squares, 0) / k + eps)
+    mean_square = tl.sum(squares, 0) / k
     mask = valid_row[:, None] & (column < n)[None, :]
-    y = _finish(
-        tl.sum(acc, 0),
-        tl.sum(acc_up, 0),
-        factor[:, None],
-        add_ptr,
-        row[:, None] * add_stride + column[None, :],
-        mask,
-        GATED,
-        NORM,
-        ADD,
-    )
+    y = _finish(tl.sum(acc, 0), tl.sum(acc_up, 0), mean_square[:, None], eps, gate_scale, NORM, GATED)
+    if ADD:
+        add_ptr += row[:, None] * add_stride + column[None, :]
+        y += tl.load(add_ptr, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + row[:, None] * n + column[None, :], y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -229,16 +221,18 @@ def small_product(
     scale: Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
+    gate_scale: float = 1.0,
     add: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     tiles: Tiles | None = None,
     overlap: bool | None = None,
 ) -> Tensor:
-    """y = f(norm(x) Wᵀ) + add, [M, N] in x's dtype.
+    """y = f(norm(x) Wᵀ) + add, [M, N] in `out_dtype`, None: x's.
 
     x: [M, K], rows dense; weight: [N, K] dense, or [2 N, K] = [gate | up] if `gated`, where
-    f = silu(gate) · up; all of one dtype. scale: [K] fp32, the factor of an RMS norm with `eps` before the
-    product (None: no norm). add: [M, N]. fp32 inside, rounded once at the end, the normed rows of bf16 once
-    before the product as well if M > 1. fp32 products are exact fp32 (no TF32).
+    f = silu(gate_scale · gate) · up; both of one dtype. scale: [K] fp32, the factor of an RMS norm with `eps`
+    before the product (None: no norm). add: [M, N]. fp32 inside, rounded once at the end, the normed rows of
+    bf16 once before the product as well if M > 1. fp32 products are exact fp32 (no TF32).
     """
     m, k = x.shape
     n = weight.shape[0] // 2 if gated else weight.shape[0]
@@ -246,14 +240,16 @@ def small_product(
     assert add is None or (add.shape == (m, n) and add.stride(1) == 1)
     tiles = tiles or tiles_for(m, n, k, gated=gated, width=x.element_size())
     overlap = overlaps(x.device) if overlap is None else overlap
-    out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+    out = torch.empty(m, n, dtype=out_dtype or x.dtype, device=x.device)
     flags = {"NORM": scale is not None, "GATED": gated, "ADD": add is not None, "OVERLAP": overlap}
     launch = {"num_warps": tiles.warps} | ({"launch_pdl": True} if overlap else {})
     add_stride = 0 if add is None else add.stride(0)
     common = (x, x.stride(0), weight, scale, add, add_stride, out)
     if tiles.rows == 1:
         grid = (triton.cdiv(n, tiles.columns), m)
-        _one_row[grid](*common, n, eps, k=k, COLUMNS=tiles.columns, DEPTH=tiles.depth, **flags, **launch)
+        _one_row[grid](
+            *common, n, eps, gate_scale, k=k, COLUMNS=tiles.columns, DEPTH=tiles.depth, **flags, **launch
+        )
         return out
     fetch, width, pieces = fetch_plan(tiles, k, x.element_size()) if overlap else ("", 1, 0)
     grid = (triton.cdiv(n, tiles.columns), triton.cdiv(m, tiles.rows))
@@ -262,6 +258,7 @@ def small_product(
         m,
         n,
         eps,
+        gate_scale,
         k=k,
         ROWS=tiles.rows,
         COLUMNS=tiles.columns,

@@ -56,7 +56,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
         x = x + self.mixer(self.mixer_norm(x), batch)
-        return x + self.ffn(self.ffn_norm(x))
+        return self.ffn(x, norm=self.ffn_norm, add=x)
 
 
 class KimiLinear(CausalLM):

@@ -48,7 +48,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
         x = x + self.mixer(self.mixer_norm(x), batch)
-        return x + self.ffn(self.ffn_norm(x))
+        return self.ffn(x, norm=self.ffn_norm, add=x)
 
 
 class Lfm2(CausalLM):

@@ -57,7 +57,7 @@ class Block(nn.Module):
             x = x + self.mixer_norm(self.mixer(x, batch))
             return x + self.ffn_norm(self.ffn(x))
         x = x + self.mixer(self.mixer_norm(x), batch)
-        return x + self.ffn(self.ffn_norm(x))
+        return self.ffn(x, norm=self.ffn_norm, add=x)
 
 
 class OlmoHybrid(CausalLM):

@@ -1,0 +1,155 @@
+"""Products of rows with the weights of the experts that they chose, on CUDA, without asking the device.
+
+Rows are sorted by expert; a program takes a tile of rows of one expert. Which expert that is it works out
+from the sorted order itself, so the launch depends on sizes that the host knows and can be captured.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Columns and depth of a tile.
+COLUMNS = 64
+DEPTH = 64
+
+
+class Choices(NamedTuple):
+    """Who chose whom: P = T · top_k pairs (token, choice), numbered token by token.
+
+    order   [P] int64, pairs sorted by expert, those of one expert in the order of their tokens
+    starts  [E + 1] int64, place in `order` of each expert's first pair
+    top_k   choices of a token
+    """
+
+    order: Tensor
+    starts: Tensor
+    top_k: int
+
+
+def sort_choices(chosen: Tensor, num_experts: int) -> Choices:
+    """chosen: [T, top_k] expert ids."""
+    sorted_ids, order = chosen.flatten().sort(stable=True)
+    starts = torch.searchsorted(sorted_ids, torch.arange(num_experts + 1, device=chosen.device))
+    return Choices(order, starts, chosen.shape[1])
+
+
+@triton.jit
+def _expert_product(
+    x_ptr,
+    x_stride,
+    weight_ptr,
+    factor_ptr,
+    order_ptr,
+    starts_ptr,
+    out_ptr,
+    n,
+    top_k,
+    k: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    EXPERT_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GATED: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
+):
+    # The tiles of expert 0 come first, then those of expert 1, ...: find this program's in that row.
+    tile = tl.program_id(1)
+    e = tl.arange(0, EXPERT_BLOCK)
+    start = tl.load(starts_ptr + e, mask=e < EXPERTS, other=0)
+    end = tl.load(starts_ptr + 1 + e, mask=e < EXPERTS, other=0)
+    tiles = (end - start + ROWS - 1) // ROWS
+    tiles_end = tl.cumsum(tiles, 0)
+    expert = tl.sum((tiles_end <= tile).to(tl.int32), 0)
+    if expert >= EXPERTS:
+        return
+    mine = e == expert
+    first = tl.sum(tl.where(mine, start + (tile - (tiles_end - tiles)) * ROWS, 0), 0)
+    last = tl.sum(tl.where(mine, end, 0), 0)
+
+    place = first + tl.arange(0, ROWS)
+    valid = place < last
+    pair = tl.load(order_ptr + place, mask=valid, other=0)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    in_n = column < n
+    at = tl.arange(0, DEPTH)
+    if BY_TOKEN:
+        x_ptr += (pair // top_k)[:, None] * x_stride + at[None, :]
+        out_row = place
+    else:
+        x_ptr += place[:, None] * x_stride + at[None, :]
+        out_row = pair
+    rows_of_expert = n * 2 if GATED else n
+    weight_row = expert.to(tl.int64) * rows_of_expert + tl.minimum(column, n - 1)
+    weight_ptr += weight_row[:, None] * k + at[None, :]
+    up_ptr = weight_ptr + n.to(tl.int64) * k
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    acc_up = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for begin in tl.range(0, k, DEPTH, num_stages=3):
+        inside = begin + at < k
+        x = tl.load(x_ptr + begin, mask=valid[:, None] & inside[None, :], other=0.0)
+        w = tl.load(weight_ptr + begin, mask=inside[None, :], other=0.0)
+        acc = tl.dot(x, w.T, acc, input_precision="ieee")
+        if GATED:
+            w_up = tl.load(up_ptr + begin, mask=inside[None, :], other=0.0)
+            acc_up = tl.dot(x, w_up.T, acc_up, input_precision="ieee")
+    if GATED:
+        acc = acc * tl.sigmoid(acc) * acc_up
+    if not BY_TOKEN:
+        acc *= tl.load(factor_ptr + pair, mask=valid, other=0.0)[:, None]
+    out_ptr += out_row[:, None] * n + column[None, :]
+    tl.store(out_ptr, acc.to(out_ptr.dtype.element_ty), mask=valid[:, None] & in_n[None, :])
+
+
+def _launch(x: Tensor, weight: Tensor, choices: Choices, factors: Tensor | None, gated: bool) -> Tensor:
+    experts, rows, k = weight.shape
+    n = rows // 2 if gated else rows
+    pairs = len(choices.order)
+    assert x.stride(1) == 1 and x.shape[1] == k and weight.is_contiguous() and x.dtype == weight.dtype
+    tile = min(max(triton.next_power_of_2(pairs // experts), 16), 64)
+    tiles = min(pairs, pairs // tile + min(experts, pairs))  # each expert leaves one incomplete at most
+    out = torch.empty(pairs, n, dtype=x.dtype, device=x.device)
+    _expert_product[(triton.cdiv(n, COLUMNS), tiles)](
+        x,
+        x.stride(0),
+        weight,
+        factors,
+        choices.order,
+        choices.starts,
+        out,
+        n,
+        choices.top_k,
+        k=k,
+        EXPERTS=experts,
+        EXPERT_BLOCK=triton.next_power_of_2(experts),
+        ROWS=tile,
+        COLUMNS=COLUMNS,
+        DEPTH=DEPTH,
+        GATED=gated,
+        BY_TOKEN=factors is None,
+    )
+    return out
+
+
+def expert_inner(x: Tensor, weight: Tensor, choices: Choices, *, gated: bool) -> Tensor:
+    """x[token] W[expert]ᵀ of every pair, in the order of `choices.order`.
+
+    x: [T, K]; weight: [E, N, K], or [E, 2 N, K] = [gate | up] by rows if `gated`, where the result is
+    silu(gate) · up. fp32 inside. Returns [P, N] in x's dtype.
+    """
+    return _launch(x, weight, choices, None, gated)
+
+
+def expert_outer(inner: Tensor, weight: Tensor, choices: Choices, weights: Tensor) -> Tensor:
+    """The weighed sum over each token's choices of inner W[expert]ᵀ.
+
+    inner: [P, K] in the order of `choices.order`; weight: [E, N, K]; weights: [T, top_k] fp32. Returns [T, N]
+    in inner's dtype; each summand is rounded to it, their sum is made in fp32.
+    """
+    pairs = _launch(inner, weight, choices, weights.contiguous(), False)
+    return pairs.view(-1, choices.top_k, pairs.shape[1]).sum(1)
