@@ -35,6 +35,7 @@ def examine() -> dict[str, Any]:
     import torch
 
     from denim.engine.loading import choose_device
+    from denim.layers.fp8_linear import multiplies_blocks
     from denim.layers.linear import can_pack
     from denim.recurrence.backend import decode_backend
 
@@ -52,6 +53,7 @@ def examine() -> dict[str, Any]:
         "devices": [_device(index) for index in range(torch.cuda.device_count())],
         "chosen_device": str(device),
         "decode_backend": decode_backend(device.type),
+        "fp8_blocks": multiplies_blocks(device, torch.bfloat16),
         "cpu_bf16_packed": can_pack(torch.empty(1, 1, dtype=torch.bfloat16)),
         "embedded_model": (embedded_model() / "config.json").is_file(),
     }
@@ -79,6 +81,7 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("optional", ", ".join(f"{name} {found[name]}" for name in OPTIONAL)),
         ("denim-tiny", "there" if report["embedded_model"] else "missing: the installation is not whole"),
         ("Denim runs on", report["chosen_device"]),
+        ("FP8 blocks", "multiplied as they are" if report["fp8_blocks"] else "dequantised on loading"),
         ("kernels", f"decode of linear layers: {report['decode_backend']}; everything else: torch"),
     ]
 

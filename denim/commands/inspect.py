@@ -61,6 +61,7 @@ def describe(place: Path) -> dict[str, Any]:
         "weight_blocks": spec.weight_blocks,
         "parameters": counts._asdict() | {"total": counts.total},
         "weight_bytes": weight_bytes(spec),
+        "weight_bytes_with_fp8_blocks": weight_bytes(spec, fp8_blocks=True),
         "page_size": PAGE_SIZE,
         "entries": {
             entry.name: {"bytes": entry.entry_bytes, "stride": entry.stride, "per_slab": entry.count}
@@ -161,9 +162,11 @@ def _fields_text(fields: dict[str, Any]) -> str:
 def _quantised_text(report: dict[str, Any]) -> str:
     if report["weight_blocks"] is None:
         return ""
-    return "; files: FP8 weights in blocks of {} × {}, dequantised on loading".format(
-        *report["weight_blocks"]
-    )
+    blocks = "; files: FP8 weights in blocks of {} × {}, ".format(*report["weight_blocks"])
+    kept = report["weight_bytes_with_fp8_blocks"]
+    if kept == report["weight_bytes"]:
+        return blocks + "dequantised on loading"
+    return blocks + f"as they are on Hopper ({size_text(kept)} of weights there), dequantised elsewhere"
 
 
 def _memory_text(report: dict[str, Any]) -> str:

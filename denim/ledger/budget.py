@@ -22,7 +22,7 @@ def arena_budget(spec: ModelSpec, device: Device, chunk: int = CHUNK) -> int:
 
     What the driver keeps for itself is not known here.
     """
-    weights = weight_bytes(spec)
+    weights = weight_bytes(spec, fp8_blocks=device.fp8_blocks)
     if device.kind == "cpu":
         return int((device.memory_bytes - weights) * HOST_SHARE)
     working = working_bytes(spec, DEFAULT_BATCHED_TOKENS[device.kind], DEFAULT_NUM_SEQS, chunk)

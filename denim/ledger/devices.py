@@ -17,7 +17,8 @@ MIB, GIB = 2**20, 2**30
 class Device:
     """`memory_bytes`: what the driver reports. Rates per second; FLOPs of dense bf16 products with fp32 sums.
 
-    `copy_bandwidth` and `product_flops` are measured ceilings, None where nobody measured.
+    `copy_bandwidth` and `product_flops` are measured ceilings, None where nobody measured. `fp8_blocks`:
+    torch multiplies FP8 blocks with a scale each (compute capability 9.0).
     """
 
     name: str
@@ -28,6 +29,7 @@ class Device:
     sources: tuple[str, ...]
     copy_bandwidth: float | None = None
     product_flops: float | None = None
+    fp8_blocks: bool = False
 
     @property
     def bandwidth(self) -> float:
@@ -58,6 +60,7 @@ DEVICES = (
         ),
         copy_bandwidth=4.275e12,
         product_flops=784e12,
+        fp8_blocks=True,
     ),
     Device(
         "H100",
@@ -69,6 +72,7 @@ DEVICES = (
             "NVIDIA H100 data sheet (SXM): 80 GB HBM3, 3.35 TB/s, bf16 1,979 TFLOP/s sparse, half dense",
             "memory as nvidia-smi shows it",
         ),
+        fp8_blocks=True,
     ),
     Device(
         "L40S",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from denim.ledger.fp8_blocks import fp8_saving
 from denim.spec.ffn import NoFFN
 from denim.spec.mixers import DTYPE_BYTES, NoMixer
 from denim.spec.model import Layer, ModelSpec
@@ -40,9 +41,11 @@ def count_parameters(spec: ModelSpec) -> Parameters:
     )
 
 
-def weight_bytes(spec: ModelSpec) -> int:
-    """Bytes of all weights in the model's dtype, MTP head included."""
-    return count_parameters(spec).total * DTYPE_BYTES[spec.dtype]
+def weight_bytes(spec: ModelSpec, *, fp8_blocks: bool = False) -> int:
+    """Bytes of all weights in the model's dtype, MTP head included. `fp8_blocks`: on a device that takes the
+    FP8 blocks of a quantised checkpoint as they are."""
+    saved = fp8_saving(spec) if fp8_blocks else 0
+    return count_parameters(spec).total * DTYPE_BYTES[spec.dtype] - saved
 
 
 def multiplied_parameters(spec: ModelSpec) -> int:

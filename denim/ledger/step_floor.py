@@ -2,6 +2,7 @@
 
 Owns the bytes of a step. Every weight that is needed is read once, every state read and written once, KV read
 once; activations stay in caches. No engine is that good: it is what is left when nothing else costs anything.
+FLOPs count at bf16's rate, also where weights stay in FP8.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 from denim.ledger.cost import Ledger
 from denim.ledger.devices import Device
 from denim.ledger.flops import decode_flops, prefill_flops
+from denim.ledger.fp8_blocks import fp8_saving
 from denim.ledger.parameters import count_parameters
 from denim.spec.ffn import MoEFFN
 from denim.spec.mixers import DTYPE_BYTES
@@ -34,17 +36,17 @@ class StepFloor(NamedTuple):
 def decode_floor(spec: ModelSpec, ledger: Ledger, device: Device, context: float, batch: int) -> StepFloor:
     """A decode step of `batch` requests of `context` tokens on average."""
     states = 2 * ledger.bytes_per_request
-    moved = weights_read(spec, batch) + batch * (states + (context + 1) * ledger.kv_bytes_per_token)
+    moved = weights_read(spec, batch, device) + batch * (states + (context + 1) * ledger.kv_bytes_per_token)
     return _floor(device, batch, round(moved), batch * decode_flops(spec, round(context)))
 
 
 def prefill_floor(spec: ModelSpec, ledger: Ledger, device: Device, tokens: int) -> StepFloor:
     """A prompt of `tokens` tokens in one step, from nothing to its first sampled token."""
-    moved = weights_read(spec, tokens) + ledger.hybrid_bytes(tokens)
+    moved = weights_read(spec, tokens, device) + ledger.hybrid_bytes(tokens)
     return _floor(device, tokens, moved, prefill_flops(spec, tokens))
 
 
-def weights_read(spec: ModelSpec, tokens: int) -> int:
+def weights_read(spec: ModelSpec, tokens: int, device: Device) -> int:
     """Bytes of weights that a step of `tokens` tokens reads, head included; of experts those that some token
     chooses, on average, were every choice equally likely.
 
@@ -58,7 +60,8 @@ def weights_read(spec: ModelSpec, tokens: int) -> int:
             left_by_one = ffn.parameters(hidden) - ffn.active_parameters(hidden)
             idle += left_by_one * (1 - ffn.top_k / ffn.num_experts) ** (tokens - 1)
     head = hidden * spec.vocab_size
-    return round((count_parameters(spec).layers - idle + head) * DTYPE_BYTES[spec.dtype])
+    saved = fp8_saving(spec, mtp=False) if device.fp8_blocks else 0
+    return round((count_parameters(spec).layers - idle + head) * DTYPE_BYTES[spec.dtype]) - saved
 
 
 def _floor(device: Device, tokens: int, moved_bytes: int, flops: int) -> StepFloor:

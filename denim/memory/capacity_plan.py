@@ -63,11 +63,12 @@ class CapacityPlan:
             raise ConfigError(f"--drafts is {drafts}; it must be 0 or more")
         share = share_of(spec, devices)
         ledger = ledger_of(share, kv_dtype)
+        weights = weight_bytes(share, fp8_blocks=device.fp8_blocks)
         budget = arena_budget(share, device) if memory is None else memory
         if budget <= 0:
             raise CapacityError(
                 f"{device.name} with {size_text(device.memory_bytes)} has no room for states and KV beside "
-                f"{size_text(weight_bytes(share))} of weights; choose a larger device or more with "
+                f"{size_text(weights)} of weights; choose a larger device or more with "
                 "--tensor-parallel"
             )
         cost = draft_cost(share, drafts, kv_dtype) if drafts else None
@@ -78,7 +79,7 @@ class CapacityPlan:
             layout,
             device,
             share.dtype if kv_dtype == "auto" else kv_dtype,
-            weight_bytes(share),
+            weights,
             working_bytes(share, DEFAULT_BATCHED_TOKENS[device.kind], DEFAULT_NUM_SEQS, CHUNK),
             layout.num_slabs(budget),
             cost,

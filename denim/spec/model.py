@@ -53,7 +53,8 @@ class ModelSpec:
     `dtype` is that of weights, activations and KV; `state_dtype` that of recurrent states. `rope` None: no
     positions are turned. `details`: a frozen dataclass of the family's own (multipliers, kinds of norms),
     made by its reader and read by its model file alone. `weight_blocks`: rows and columns of a block of FP8
-    weights that share one scale in the files (None: not quantised); in memory all weights are `dtype`.
+    weights that share one scale in the files (None: not quantised); where the device cannot multiply them as
+    they are, weights in memory are `dtype`.
     """
 
     family: str

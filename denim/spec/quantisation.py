@@ -1,7 +1,7 @@
 """Which quantised checkpoints are read: FP8 weights with one scale a block, and no other.
 
-Owns the meaning of `quantization_config`. The weights are dequantised when they are loaded
-(`denim.models.weights`), so activations are never quantised.
+Owns the meaning of `quantization_config`. What is multiplied as it is and what is dequantised, the loader
+decides (`denim.models.weights`).
 """
 
 from __future__ import annotations

@@ -28,3 +28,5 @@ def test_text_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     for name, number in report["packages"].items():
         assert f"{name} {number or 'missing'}" in text
     assert f"Denim runs on {report['chosen_device']}" in text
+    kept = "multiplied as they are" if report["fp8_blocks"] else "dequantised on loading"
+    assert f"FP8 blocks {kept}" in text

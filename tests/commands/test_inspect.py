@@ -82,6 +82,13 @@ def test_a_config_alone_will_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "files no *.safetensors" in text
 
 
+def test_fp8_blocks_that_hopper_takes_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    config = Path(__file__).parents[1] / "families" / "configs" / "qwen3_5_27b_fp8.json"
+    show_model(config, as_json=False)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "as they are on Hopper (27.9 GiB of weights there), dequantised elsewhere" in text
+
+
 def test_fp8_blocks_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quantisation = {"quant_method": "fp8", "weight_block_size": [128, 64]}
     config = qwen3_5_35b_a3b_text() | {"quantization_config": quantisation}

@@ -67,12 +67,12 @@ def test_floor_of_qwen3_5_0_8b_on_an_h200() -> None:
     """1.50 GB of weights at copy bandwidth are 0.352 ms, a decode step at 1k tokens 0.364."""
     spec, h200 = read_spec(qwen3_5_0_8b()), find_device("h200")
     ledger = ledger_of(spec)
-    assert weights_read(spec, 1) / 1e9 == pytest.approx(1.505, abs=0.005)
+    assert weights_read(spec, 1, h200) / 1e9 == pytest.approx(1.505, abs=0.005)
     one = decode_floor(spec, ledger, h200, 1024, 1)
     assert one.seconds == pytest.approx(0.364e-3, rel=0.005)
     assert one.bound == "memory"
     many = decode_floor(spec, ledger, h200, 1024, 256)
-    moved = weights_read(spec, 1) + 256 * (2 * ledger.bytes_per_request + 1025 * 12 * KIB)
+    moved = weights_read(spec, 1, h200) + 256 * (2 * ledger.bytes_per_request + 1025 * 12 * KIB)
     assert many.moved_bytes == moved
     assert many.seconds == many.seconds_per_token * 256 == moved / 4.275e12
     prompt = prefill_floor(spec, ledger, h200, 8192)
@@ -81,12 +81,13 @@ def test_floor_of_qwen3_5_0_8b_on_an_h200() -> None:
 
 def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
     spec = read_spec(CONFIGS / "qwen3_next_80b_a3b.json")
-    one, many = weights_read(spec, 1), weights_read(spec, 10_000)
+    h200 = find_device("h200")
+    one, many = weights_read(spec, 1, h200), weights_read(spec, 10_000, h200)
     assert one / 2 == pytest.approx(3.6e9, rel=0.1)
     embedding_and_mtp = weight_bytes(spec) - count_parameters(spec).layers * 2 - 2 * 2048 * spec.vocab_size
     assert many == pytest.approx(weight_bytes(spec) - embedding_and_mtp, rel=1e-3)
     ffn = spec.layers[0].ffn
-    two = weights_read(spec, 2) - one
+    two = weights_read(spec, 2, h200) - one
     expert = 3 * 2048 * ffn.intermediate * 2
     assert two == pytest.approx(48 * ffn.top_k * (1 - ffn.top_k / ffn.num_experts) * expert, rel=1e-2)
 

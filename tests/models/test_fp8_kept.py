@@ -17,8 +17,10 @@ from torch import Tensor
 
 from denim.layers import fp8_linear
 from denim.layers.fp8_linear import BLOCK, Fp8Linear
+from denim.ledger.fp8_blocks import fp8_saving
 from denim.models import weights
 from denim.models.fp8 import dequantise
+from denim.spec.reader import read_spec
 from tests.families import qwen3_next
 from tests.models.test_fp8 import load, quantise
 from tests.tiny import VOCAB, checkpoint, full_logits
@@ -120,6 +122,23 @@ def test_the_log_says_which(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.INFO, "denim"):
         load(tmp_path)
     assert f"{len(names) - 2} tensors are multiplied as they are, 2 are dequantised to float32" in caplog.text
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+@pytest.mark.parametrize("dims", [DIMS, DIMS | {"intermediate_size": 192, "num_key_value_heads": 3}])
+def test_the_ledger_counts_what_stays(tmp_path: Path, family: str, dims: dict[str, Any]) -> None:
+    if family == "qwen3_next":
+        model = qwen3_next.save(tmp_path, **dims | {"shared_expert_intermediate_size": 128})
+    elif family == "qwen3_5":
+        model = checkpoint(tmp_path, **dims)
+    else:
+        model = checkpoint(tmp_path, moe=True, **dims | {"shared_expert_intermediate_size": 256})
+    quantise(tmp_path, model, published, (BLOCK, BLOCK))
+    spec = read_spec(tmp_path, dtype="bfloat16")
+    loaded = weights.load_model(spec, tmp_path, device="cpu", chunk_size=64)
+    kept = [module for module in loaded.modules() if isinstance(module, Fp8Linear)]
+    saved = sum(module.values.numel() - module.scales.nbytes for module in kept)
+    assert kept and saved == fp8_saving(loaded.spec)
 
 
 def test_other_blocks_are_dequantised(tmp_path: Path) -> None:
