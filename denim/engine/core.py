@@ -29,7 +29,7 @@ from denim.memory.storage import Storage
 from denim.memory.swap import SwapSpace
 from denim.runner.plan import StepPlan
 from denim.runner.random import derive_seed
-from denim.runner.runner import Runner, StepOutput
+from denim.runner.runner import Flight, Runner, StepOutput
 from denim.runner.sampler import SamplingState
 from denim.sampling_params import SamplingParams
 from denim.scheduler.config import SchedulerConfig
@@ -63,6 +63,9 @@ class EngineCore:
         self._names = count()  # of requests that come without an id
         self._accepted = 0  # requests so far
         self._let_go: list[str] = []  # requests to abort before the next step
+        # Whether a step is planned and started before the outcome of the last one is known.
+        wish = options.async_scheduling
+        self._overlap = device.type == "cuda" if wish is None else wish
         self._open_books()
         log.info("%s on %s: %s", self.loaded.name, device, describe(spec, self.layout, capacity))
 
@@ -82,6 +85,7 @@ class EngineCore:
         self.scheduler = Scheduler(config, self.arena, self.swap, rule)
         self.runner = Runner(self.loaded.model, self.arena, self._storage, self.swap)
         self.requests: dict[str, InFlight] = {}
+        self._flight: Flight | None = None  # a step whose outcome has not been taken
         self._request_of: dict[int, str] = {}
 
     @contextmanager
@@ -174,47 +178,75 @@ class EngineCore:
     # One step
 
     def step(self) -> list[StreamDelta]:
-        """Run one step; returns what every request got from it. [] when there is nothing to do.
+        """Start one step, and return what every request got from it, or, where steps overlap, from the one
+        before. [] when there is nothing to report.
 
         A request is out of `requests` once its last delta was returned. A failing step ends the requests
         that took part in it, with finish_reason "error", and the engine goes on.
         """
         self._sweep()
-        failure = None
         with self._books():
-            plan = self.scheduler.schedule()
-            if plan is None:
-                return []
-            try:
-                for span in plan.spans:
-                    self.requests[self._request_of[span.request_id]].note_scheduled()
-                result = self.runner.run(plan)
-            except BaseException as error:
-                failure, deltas = error, self._fail(plan)
-            else:
-                deltas = self._take(plan, result)
-        if isinstance(failure, Exception):
-            log.error("a step failed; %d completion(s) end with an error", len(deltas), exc_info=failure)
-        elif failure is not None:
-            raise failure
+            deltas: list[StreamDelta] = []
+            interrupt = self._advance(deltas)
+        if interrupt is not None:
+            raise interrupt
         if self.options.debug:
             self.check()
         return deltas
 
+    def _advance(self, deltas: list[StreamDelta]) -> BaseException | None:
+        """One step further. Returns what is no failure of the step but was raised within it."""
+        before, interrupt = self._flight, None
+        self._flight = None
+        if before is not None and before.settles_first:
+            interrupt, before = self._land(before, deltas), None
+        plan = self.scheduler.schedule() if interrupt is None else None
+        if plan is not None:
+            try:
+                for span in plan.spans:
+                    self.requests[self._request_of[span.request_id]].note_scheduled()
+                flight = self.runner.launch(plan)
+            except BaseException as error:
+                interrupt = self._fail(plan, error, deltas)
+            else:
+                self.scheduler.launched(plan)
+                if self._overlap:
+                    self._flight = flight
+                else:
+                    before = flight
+        if before is not None:
+            interrupt = self._land(before, deltas) or interrupt
+        return interrupt
+
+    def _land(self, flight: Flight, deltas: list[StreamDelta]) -> BaseException | None:
+        """Wait for a step and take what it brought."""
+        try:
+            result = flight.result()
+        except BaseException as error:
+            interrupt = self._fail(flight.plan, error, deltas)
+            self.scheduler.update(flight.plan, {})
+            return interrupt
+        deltas += self._take(flight.plan, result)
+        return None
+
     def _take(self, plan: StepPlan, result: StepOutput) -> list[StreamDelta]:
-        """Note what a step produced, and end what it completed."""
+        """Note what a step produced, and end what it completed. What ended while it ran gets no more."""
         deltas = []
         for id_ in result.failed:
-            log.error("request %s: logits are not finite; it ends with an error", self._request_of[id_])
-            deltas.append(self._end(id_, "error"))
+            if id_ in self._request_of:
+                log.error("request %s: logits are not finite; it ends with an error", self._request_of[id_])
+                deltas.append(self._end(id_, "error"))
         for id_, reports in result.prompt_logprobs.items():
-            decode = None if self.tokenizer is None else self.tokenizer.decode_one
-            self.requests[self._request_of[id_]].note_scores(reports, decode)
+            if id_ in self._request_of:
+                decode = None if self.tokenizer is None else self.tokenizer.decode_one
+                self.requests[self._request_of[id_]].note_scores(reports, decode)
         self.scheduler.update(plan, result.tokens)
         self.steps += 1
         self.tokens += sum(span.length for span in plan.spans)
         for id_, token in result.tokens.items():
-            request_id = self._request_of[id_]
+            request_id = self._request_of.get(id_)
+            if request_id is None:
+                continue
             in_flight = self.requests[request_id]
             in_flight.note_token()
             try:
@@ -262,12 +294,18 @@ class EngineCore:
         self.scheduler.add(Request(id_, prompt, max_tokens, sampling, priority, scored, family))
         in_flight.add(id_, completion)
 
-    def _fail(self, plan: StepPlan) -> list[StreamDelta]:
-        """End every request of a step that did not complete; their memory holds nothing of use."""
+    def _fail(self, plan: StepPlan, error: BaseException, deltas: list[StreamDelta]) -> BaseException | None:
+        """End every request of a step that did not complete; their memory holds nothing of use.
+
+        Returns `error` if it is for the caller, such as an interrupt.
+        """
         ids = [part.request_id for group in (plan.spans, plan.swap_out, plan.swap_in) for part in group]
-        deltas = [self._end(id_, "error") for id_ in dict.fromkeys(ids) if id_ in self._request_of]
-        self.scheduler.update(plan, {})
-        return deltas
+        ended = [self._end(id_, "error") for id_ in dict.fromkeys(ids) if id_ in self._request_of]
+        deltas += ended
+        if not isinstance(error, Exception):
+            return error
+        log.error("a step failed; %d completion(s) end with an error", len(ended), exc_info=error)
+        return None
 
     def _end(self, id_: int, reason: str) -> StreamDelta:
         completion = self.requests[self._request_of[id_]].completions[id_]

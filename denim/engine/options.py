@@ -47,6 +47,8 @@ class EngineOptions:
     max_num_batched_tokens: tokens of one step, prefill and decode together.
     page_size: tokens of a KV page. chunk_size: tokens of a chunk of the linear layers' prefill.
     swap_space: host memory for preempted requests; beyond it they are computed again.
+    async_scheduling: plan and start a step before the outcome of the last one is known, so that the host's
+        work hides behind the device's. None: where there is a CUDA device.
     enforce_eager: no captured graphs (there are none yet, so both values do the same).
     debug: freed slots and pages are filled with NaN, and invariants are checked after every step.
     """
@@ -65,6 +67,7 @@ class EngineOptions:
     disk_cache: str | None = None
     page_size: int = 16
     chunk_size: int = 64
+    async_scheduling: bool | None = None
     enforce_eager: bool = False
     tensor_parallel_size: int = 1
     checkpoint_policy: str = "none"
@@ -95,6 +98,8 @@ class EngineOptions:
                 raise ConfigError(f"{name}={value!r} is too large; at most {LIMITS[name]}")
         if not _is_int(self.seed):
             raise ConfigError(f"seed={self.seed!r} must be a whole number")
+        if self.async_scheduling not in (None, True, False):
+            raise ConfigError(f"async_scheduling={self.async_scheduling!r} must be True, False or None")
         for name in ("enforce_eager", "debug"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")

@@ -21,7 +21,7 @@ from denim.models.family import Model
 from denim.runner.logprobs import TokenLogprobs, prompt_logprobs
 from denim.runner.packing import is_decode, pack, sender
 from denim.runner.plan import Span, StepPlan, Swap
-from denim.runner.sampler import Sampler
+from denim.runner.sampler import Draw, Sampler
 
 # Rows of logits that exist at one time while a prompt is scored.
 SCORED_ROWS = 256
@@ -43,8 +43,40 @@ class StepOutput:
     failed: list[int] = field(default_factory=list)
 
 
+@dataclass
+class Flight:
+    """A step on its way. `requests` are those that draw a token, in the order of `draw`'s rows."""
+
+    plan: StepPlan
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    requests: list[int] = field(default_factory=list)
+    draw: Draw | None = None
+
+    @property
+    def settles_first(self) -> bool:
+        """Whether a draw of the next step may depend on which tokens this one draws."""
+        return any(span.sampling is not None and span.sampling.needs_last for span in self.plan.spans)
+
+    def result(self) -> StepOutput:
+        """Wait for the device. Raises what the device says of a step that it could not do."""
+        output = StepOutput(prompt_logprobs=self.prompt_logprobs)
+        if self.draw is None:
+            return output
+        result = self.draw.result()
+        bad = set(result.bad_rows)
+        for row, request_id in enumerate(self.requests):
+            if row in bad:
+                output.failed.append(request_id)
+                continue
+            output.tokens[request_id] = result.tokens[row]
+            report = result.logprobs[row]
+            if report is not None:
+                output.logprobs[request_id] = report
+        return output
+
+
 class Runner:
-    """Runs step plans of one model over one arena."""
+    """Starts step plans of one model over one arena, in the order in which they come."""
 
     def __init__(self, model: Model, arena: Arena, storage: Storage, swap: SwapSpace):
         self.model = model
@@ -56,26 +88,42 @@ class Runner:
         self.paged = storage.layout.has(PAGE)
         self.sampler = Sampler()
         self._send = sender(self.device)
+        self._drawn = torch.empty(0, dtype=torch.int64, device=self.device)  # by the last step, on the device
+        self._rows_drawn: dict[int, int] = {}  # request id -> its row there
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepOutput:
-        """Carry out `plan`. Raises CheckpointError when a span would begin from a state that stands for
-        another number of tokens than the span starts at."""
+    def launch(self, plan: StepPlan) -> Flight:
+        """Start `plan`. On a GPU the host does not wait for it, so that it may plan and launch the next step
+        meanwhile; tokens that this one draws need not be known for that (`UNKNOWN` in a span).
+
+        Raises CheckpointError when a span would begin from a state that stands for another number of tokens
+        than the span starts at.
+        """
         self._move(plan)
-        output = StepOutput()
-        if not plan.spans:
-            return output
         for span in plan.spans:
             if span.slot_in >= 0:
                 self.arena.expect(span.slot_in, span.start)
+        flight = Flight(plan)
+        if not plan.spans:
+            return flight
         spans = sorted(plan.spans, key=lambda span: not is_decode(span))
-        batch, tokens, _ = pack(
-            spans, self.storage, page_size=self.page_size, paged=self.paged, send=self._send
+        packed = pack(
+            spans,
+            self.storage,
+            page_size=self.page_size,
+            paged=self.paged,
+            send=self._send,
+            rows_before=self._rows_drawn,
         )
-        hidden = self.model(tokens, batch)
-        self._score_prompts(spans, batch, hidden, output)
-        self._sample(spans, batch, hidden, output)
-        return output
+        tokens = packed.tokens
+        if packed.drawn_before is not None:
+            # A row without an answer drew NO_TOKEN; its request has failed, whatever comes of it here.
+            drawn = self._drawn[packed.drawn_before.clamp(min=0)].clamp(min=0)
+            tokens = torch.where(packed.drawn_before >= 0, drawn, tokens)
+        hidden = self.model(tokens, packed.batch)
+        self._score_prompts(spans, packed.batch, hidden, flight)
+        self._draw(spans, packed.batch, hidden, flight)
+        return flight
 
     def _move(self, plan: StepPlan) -> None:
         """Swaps and page copies. Poison falls between reads of what was freed and the first write."""
@@ -90,9 +138,7 @@ class Runner:
             sources, targets = zip(*plan.page_copies, strict=True)
             self.storage.copy(PAGE, sources, targets)
 
-    def _score_prompts(
-        self, spans: Sequence[Span], batch: StepBatch, hidden: Tensor, output: StepOutput
-    ) -> None:
+    def _score_prompts(self, spans: Sequence[Span], batch: StepBatch, hidden: Tensor, flight: Flight) -> None:
         for row, span in enumerate(spans):
             if not span.all_logits:
                 continue
@@ -103,28 +149,22 @@ class Runner:
                 ids = follows[at : at + SCORED_ROWS]
                 logits = self.model.logits(hidden[begin + at : begin + at + len(ids)])
                 reports += prompt_logprobs(logits, ids, span.top_logprobs)
-            output.prompt_logprobs[span.request_id] = reports
+            flight.prompt_logprobs[span.request_id] = reports
 
-    def _sample(self, spans: Sequence[Span], batch: StepBatch, hidden: Tensor, output: StepOutput) -> None:
-        drawn = [
-            (row, span.request_id, state)
-            for row, span in enumerate(spans)
-            if (state := span.sampling) is not None
-        ]
-        if not drawn:
+    def _draw(self, spans: Sequence[Span], batch: StepBatch, hidden: Tensor, flight: Flight) -> None:
+        rows = [(row, span) for row, span in enumerate(spans) if span.sampling is not None]
+        if not rows:
             return
-        last = [batch.cu_seqlens[row + 1] - 1 for row, _, _ in drawn]
+        last = [batch.cu_seqlens[row + 1] - 1 for row, _ in rows]
         picked = hidden if len(last) == len(hidden) else hidden[torch.tensor(last, device=self.device)]
-        result = self.sampler.sample(self.model.logits(picked), [state for _, _, state in drawn])
-        bad = set(result.bad_rows)
-        for place, (_, request_id, _) in enumerate(drawn):
-            if place in bad:
-                output.failed.append(request_id)
-                continue
-            output.tokens[request_id] = result.tokens[place]
-            report = result.logprobs[place]
-            if report is not None:
-                output.logprobs[request_id] = report
+        flight.requests = [span.request_id for _, span in rows]
+        flight.draw = self.sampler.draw(
+            self.model.logits(picked),
+            [span.sampling for _, span in rows],
+            [int(span.tokens[-1] < 0) for _, span in rows],
+        )
+        self._drawn = flight.draw.tokens
+        self._rows_drawn = {request_id: row for row, request_id in enumerate(flight.requests)}
 
 
 def _entries(swap: Swap) -> list[tuple[str, list[int]]]:

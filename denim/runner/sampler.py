@@ -1,4 +1,4 @@
-"""The next token of every row of a batch, worked out on the device, with one wait at the end.
+"""The next token of every row of a batch, worked out on the device; the host waits when it asks for it.
 
 Owns the order of the steps, which is vLLM's: logit bias, min_tokens, penalties, temperature, min-p,
 top-k, top-p, draw; and what of a request's past they depend on. Log-probabilities are of the logits as
@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from denim.runner.draw import draw, draw_filtered, make_filters
+from denim.runner.largest import NO_TOKEN, largest
 from denim.runner.logprobs import LogprobTensors, TokenLogprobs, token_logprobs
 from denim.runner.penalties import SeenTokens, apply_penalties
 from denim.runner.random import uniform
 from denim.sampling_params import SamplingParams
-
-NO_TOKEN = -1
 
 
 class SamplingState:
@@ -53,9 +52,9 @@ class SamplingState:
             self.seen.append(token)
 
     @property
-    def ends_forbidden(self) -> bool:
-        """Whether min_tokens still keeps the next token from ending the text."""
-        return self.drawn < self.params.min_tokens and bool(self.ending_ids)
+    def needs_last(self) -> bool:
+        """Whether a draw needs to know the token before it, so that it has to wait for that one."""
+        return self.seen is not None
 
 
 class SampleResult(NamedTuple):
@@ -70,6 +69,36 @@ class SampleResult(NamedTuple):
     bad_rows: list[int]
 
 
+class Draw:
+    """What was drawn, still on its way. `tokens` [R] int64 on the device, NO_TOKEN for a bad row."""
+
+    def __init__(
+        self, tokens: Tensor, reports: LogprobTensors | None, rows: Sequence[int], top: Sequence[int]
+    ) -> None:
+        self.tokens = tokens
+        self._reports, self._rows, self._top = reports, rows, top  # which rows report, and how many tokens
+        self._values = tokens
+        self._done: torch.cuda.Event | None = None
+        if tokens.is_cuda:
+            self._values = torch.empty(len(tokens), dtype=torch.int64, pin_memory=True)
+            self._values.copy_(tokens, non_blocking=True)
+            self._done = torch.cuda.Event()
+            self._done.record()
+
+    def result(self) -> SampleResult:
+        """Wait for the device."""
+        if self._done is not None:
+            self._done.synchronize()
+        values = self._values.tolist()
+        bad_rows = [row for row, token in enumerate(values) if token == NO_TOKEN]
+        logprobs: list[TokenLogprobs | None] = [None] * len(values)
+        if self._reports is not None:
+            for row, top, report in zip(self._rows, self._top, self._reports.to_host(), strict=True):
+                if values[row] != NO_TOKEN:
+                    logprobs[row] = report.shortened(top)
+        return SampleResult(values, logprobs, bad_rows)
+
+
 class Sampler:
     """Samples batches; keeps the parameter tensors of the last one, which mostly comes again."""
 
@@ -77,27 +106,31 @@ class Sampler:
         self._batch: _Batch | None = None
 
     def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> SampleResult:
+        """What `draw` draws, waited for."""
+        return self.draw(logits, states).result()
+
+    def draw(
+        self, logits: Tensor, states: Sequence[SamplingState], ahead: Sequence[int] | None = None
+    ) -> Draw:
         """The next token of each row of `logits` [R, V] (float32, bfloat16 or float16; left unchanged).
 
-        `states` are the R sampling states. They are read, not advanced: see `SamplingState.append`.
+        `states` are the R sampling states. They are read, not advanced: see `SamplingState.append`. `ahead`:
+        how many tokens of each were drawn that its state has not been told; None: none of any.
         """
         if self._batch is None or not self._batch.is_of(states, logits):
             self._batch = _Batch(states, logits)
         batch = self._batch
         if batch.plain:
-            best, tokens = logits.max(-1)  # of equals the first; a NaN is the maximum of its row
+            tokens = largest(logits)
         else:
-            best, tokens = logits.amax(-1), _choose(logits, batch)
+            drawn = [
+                state.drawn + more for state, more in zip(states, ahead or [0] * len(states), strict=True)
+            ]
+            chosen = _choose(logits, batch, drawn)
+            tokens = torch.where(logits.amax(-1).isfinite(), chosen, NO_TOKEN)
         reports = _reports(logits, tokens, batch)
-
-        values = torch.where(best.isfinite(), tokens, NO_TOKEN).tolist()
-        bad_rows = [row for row, token in enumerate(values) if token == NO_TOKEN]
-        logprobs: list[TokenLogprobs | None] = [None] * len(values)
-        if reports is not None:
-            for row, report in zip(batch.logprob_rows, reports.to_host(), strict=True):
-                if values[row] != NO_TOKEN:
-                    logprobs[row] = report.shortened(states[row].params.logprobs or 0)
-        return SampleResult(values, logprobs, bad_rows)
+        top = [states[row].params.logprobs or 0 for row in batch.logprob_rows]
+        return Draw(tokens, reports, batch.logprob_rows, top)
 
 
 class _Batch:
@@ -147,29 +180,29 @@ class _Batch:
         return all(ours is theirs for ours, theirs in zip(self.states, states, strict=True))
 
 
-def _choose(logits: Tensor, batch: _Batch) -> Tensor:
-    """Tokens int64 [R] where more is asked for than the largest of `logits`."""
+def _choose(logits: Tensor, batch: _Batch, drawn: Sequence[int]) -> Tensor:
+    """Tokens int64 [R] where more is asked for than the largest of `logits`. `drawn`: tokens before."""
     logits = logits.to(torch.float32, copy=True).contiguous()
     if len(batch.bias_places):
         logits.view(-1).index_add_(0, batch.bias_places, batch.bias_values)
-    _forbid_ends(logits, batch)
+    _forbid_ends(logits, batch, drawn)
     _penalise(logits, batch)
     if not batch.random_rows:
         return logits.argmax(-1)
     tokens = logits.argmax(-1)
     logits.div_(batch.temperature[:, None])
     if batch.free_rows:
-        drawn = draw(logits[batch.free_index], _uniforms(batch, batch.free_rows))
-        tokens.index_copy_(0, batch.free_index, drawn)
+        chosen = draw(logits[batch.free_index], _uniforms(batch, batch.free_rows, drawn))
+        tokens.index_copy_(0, batch.free_index, chosen)
     if batch.filtered_rows:
-        uniforms = _uniforms(batch, batch.filtered_rows)
-        drawn = draw_filtered(logits[batch.filtered_index], batch.filters, uniforms)
-        tokens.index_copy_(0, batch.filtered_index, drawn)
+        uniforms = _uniforms(batch, batch.filtered_rows, drawn)
+        chosen = draw_filtered(logits[batch.filtered_index], batch.filters, uniforms)
+        tokens.index_copy_(0, batch.filtered_index, chosen)
     return tokens
 
 
-def _uniforms(batch: _Batch, rows: Sequence[int]) -> Tensor:
-    numbers = [uniform(batch.states[row].seed, batch.states[row].drawn) for row in rows]
+def _uniforms(batch: _Batch, rows: Sequence[int], drawn: Sequence[int]) -> Tensor:
+    numbers = [uniform(batch.states[row].seed, drawn[row]) for row in rows]
     return torch.tensor(numbers, dtype=torch.float64, device=batch.device)[:, None]
 
 
@@ -177,11 +210,11 @@ def _filtered(params: SamplingParams) -> bool:
     return bool(params.top_k) or (params.top_p or 1.0) < 1.0 or (params.min_p or 0.0) > 0.0
 
 
-def _forbid_ends(logits: Tensor, batch: _Batch) -> None:
+def _forbid_ends(logits: Tensor, batch: _Batch, drawn: Sequence[int]) -> None:
     places = [
         row * batch.vocab + token
         for row in batch.minimum_rows
-        if batch.states[row].ends_forbidden
+        if drawn[row] < batch.states[row].params.min_tokens  # it still keeps the text from ending
         for token in batch.states[row].ending_ids
     ]
     if places:
@@ -207,4 +240,5 @@ def _penalise(logits: Tensor, batch: _Batch) -> None:
 def _reports(logits: Tensor, tokens: Tensor, batch: _Batch) -> LogprobTensors | None:
     if not batch.logprob_rows:
         return None
-    return token_logprobs(logits[batch.logprob_index], tokens[batch.logprob_index], batch.top_logprobs)
+    asked = batch.logprob_index
+    return token_logprobs(logits[asked], tokens[asked].clamp(min=0), batch.top_logprobs)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+UNKNOWN = -1  # a token that a step draws and the host has not seen yet
+
 
 class Status(Enum):
     WAITING = "waiting"  # holds no memory; computed is 0
@@ -53,7 +55,7 @@ class Request:
 
     status: Status = field(default=Status.WAITING, init=False)
     finish_reason: str | None = field(default=None, init=False)
-    tokens: list[int] = field(init=False)  # known: the prompt and all that was sampled
+    tokens: list[int] = field(init=False)  # the prompt and all that was drawn; the last may be UNKNOWN
     computed: int = field(default=0, init=False)  # the first so many are applied to slot and pages
     scored: int = field(default=0, init=False)  # prompt positions whose report was already made
     slot: int = field(default=-1, init=False)
@@ -71,6 +73,11 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - len(self.prompt_ids)
+
+    @property
+    def exhausted(self) -> bool:
+        """All tokens that it may have are drawn, and it only waits to be told so."""
+        return self.num_output >= self.max_tokens
 
     @property
     def output_ids(self) -> list[int]:

@@ -1,8 +1,13 @@
 """Who runs in the next step: the order of requests, admission, preemption, forks.
 
 Owns the queues and every decision about memory. Knows counts and ids; tokens, tensors and sampling pass
-through unread. It never runs anything: `schedule` writes a plan, the runner carries it out, `update`
-notes the outcome.
+through unread. It never runs anything: `schedule` writes a plan, the runner starts it (`launched`), and
+`update` notes the outcome.
+
+The next plan may be written before the outcome of the last one is known: which tokens a step draws changes
+nothing that is decided here, only that a request may turn out to have ended. Then the plan behind it has
+computed one token of that request for nothing. The runner carries plans out in order, so memory that a
+request leaves is free at once, whatever plan still writes there.
 
 The rules:
 
@@ -32,7 +37,7 @@ from denim.runner.plan import PageCopy, StepPlan
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.holdings import Holdings
 from denim.scheduler.queue import RequestQueue
-from denim.scheduler.request import Request, Status
+from denim.scheduler.request import UNKNOWN, Request, Status
 from denim.scheduler.spans import deal_spans
 
 
@@ -64,8 +69,7 @@ class Scheduler:
         self._running = RequestQueue()
         self._arrivals = count()
         self._preemptions = {"swap": 0, "recompute": 0}
-        self._plan: StepPlan | None = None  # handed out, not yet updated
-        self._leaving: list[Request] = []  # finished while that plan is out; they keep their memory till then
+        self._out: list[StepPlan] = []  # launched, not yet updated; the older first
 
     # Requests come and go
 
@@ -90,8 +94,7 @@ class Scheduler:
     def finish(self, request_id: int, reason: str) -> bool:
         """Take a request out, whatever it is doing; False when there is none of this id (any more).
 
-        Its memory is free when this returns, or, while a plan is out, when `update` returns: the runner
-        may still be writing there.
+        Its memory is free when this returns. Not to be called between `schedule` and the plan's launch.
         """
         request = self.requests.pop(request_id, None)
         if request is None:
@@ -100,10 +103,8 @@ class Scheduler:
         request.leave_family()
         request.status = Status.FINISHED
         request.finish_reason = reason
-        if self._plan is None:
-            self._forget(request)
-        else:
-            self._leaving.append(request)
+        self._holdings.release(request)
+        self._holdings.swap.drop(request.id)
         return True
 
     def abort(self, request_id: int) -> bool:
@@ -113,11 +114,10 @@ class Scheduler:
     # One step
 
     def schedule(self) -> StepPlan | None:
-        """The next step, to be run and then given to `update`; None when there is nothing to run.
+        """The next step, to be started and then given to `launched`; None when there is nothing to run.
 
-        A span's `pages` may be the request's own list, and is valid until `update`.
+        A span's `pages` may be the request's own list, and is valid until the next call.
         """
-        assert self._plan is None, "the last plan has not been updated"
         step = _Step()
         self._grow(step)
         self._admit(step)
@@ -125,9 +125,8 @@ class Scheduler:
         plan.spans.extend(deal_spans(self._running, self.config, self._holdings, step.forks, step.held))
         self._dissolve_families(plan)
         if plan.spans or plan.swap_out:
-            self._plan = plan
             return plan
-        if self._waiting:
+        if self._waiting and not self._running:
             head = self._waiting[0]
             raise CapacityError(
                 f"request {head.id} of {len(head.tokens)} tokens does not fit although nothing runs; it was "
@@ -135,28 +134,33 @@ class Scheduler:
             )
         return None
 
-    def update(self, plan: StepPlan, tokens: Mapping[int, int]) -> None:
-        """Note that `plan` has run. `tokens` names the token drawn for every span with `sampling`.
-
-        Requests that were finished meanwhile need no token. After a step that failed, finish the requests
-        of its spans and swaps, then call this with no tokens.
-        """
-        assert plan is self._plan, "this is not the plan that was handed out"
+    def launched(self, plan: StepPlan) -> None:
+        """Note that `plan` is on its way: states and pages will stand for what it computes. After a step that
+        could not be started, finish the requests of its spans and swaps instead."""
+        self._out.append(plan)
         for span in plan.spans:
-            request = self.requests.get(span.request_id)
-            if request is None:
-                continue
+            request = self.requests[span.request_id]
             request.computed = end = span.end
             if request.slot >= 0:
                 self._arena.commit(request.slot, end)
             if span.all_logits:
                 request.scored = end
             if end == len(request.tokens):
-                request.tokens.append(tokens[request.id])
-        self._plan = None
-        for request in self._leaving:
-            self._forget(request)
-        self._leaving.clear()
+                request.tokens.append(UNKNOWN)
+
+    def update(self, plan: StepPlan, tokens: Mapping[int, int]) -> None:
+        """Note that `plan`, the oldest that is out, has run. `tokens` names the token drawn for every span
+        with `sampling`.
+
+        Requests that were finished meanwhile need no token. After a step that failed, finish the requests
+        of its spans and swaps, then call this with no tokens.
+        """
+        assert self._out and plan is self._out[0], "this is not the oldest plan that is out"
+        self._out.pop(0)
+        for span in plan.spans:
+            request = self.requests.get(span.request_id)
+            if request is not None and span.sampling is not None:
+                request.tokens[span.end] = tokens[request.id]
 
     # Phases of a step
 
@@ -164,7 +168,7 @@ class Scheduler:
         """Give every running request the page of its next token; the last give way where none is left."""
         at = 0
         while at < len(self._running):
-            if self._holdings.grow(self._running[at]):
+            if self._running[at].exhausted or self._holdings.grow(self._running[at]):
                 at += 1
             else:
                 self._preempt(step, self._running[-1])
@@ -204,7 +208,7 @@ class Scheduler:
         """Tokens that this step owes to others before `head`: decode rows, and prefill ahead of it. Without
         `room` the last running request gives way to it, and is owed nothing."""
         stay = islice(self._running, len(self._running) - (not room))
-        return sum(r.remaining for r in stay if r.key < head.key or r.remaining == 1)
+        return sum(r.remaining for r in stay if not r.exhausted and (r.key < head.key or r.remaining == 1))
 
     def _start(self, step: _Step, request: Request, leader: Request | None) -> None:
         """Give a waiting or swapped request its memory and let it run."""
@@ -257,10 +261,6 @@ class Scheduler:
             if request.family is not None and span.end > request.fork_point:
                 request.leave_family()
 
-    def _forget(self, request: Request) -> None:
-        self._holdings.release(request)
-        self._holdings.swap.drop(request.id)
-
     # Reports
 
     def stats(self) -> dict[str, int]:
@@ -275,9 +275,9 @@ class Scheduler:
         }
 
     def check(self) -> None:
-        """Raises AssertionError when queues, requests and memory do not agree."""
-        self._holdings.check([*self.requests.values(), *self._leaving])
-        assert self._plan is not None or not self._leaving
+        """Raises AssertionError when queues, requests and memory do not agree. Not to be called between
+        `schedule` and the plan's launch."""
+        self._holdings.check(self.requests.values())
         assert len(self._running) <= self.config.max_running
         assert len(self._running) + len(self._waiting) == len(self.requests)
         for queue, statuses in (
@@ -291,7 +291,9 @@ class Scheduler:
                 assert request.status in statuses, f"{request.id} is {request.status}, in the wrong queue"
                 assert request.computed < len(request.tokens)
                 assert request.computed == 0 or request.status is not Status.WAITING
-                if request.slot >= 0 and self._plan is None:
+                unknown = request.tokens.count(UNKNOWN)
+                assert unknown <= len(self._out), f"{request.id} waits for more tokens than there are steps"
+                if request.slot >= 0:
                     self._arena.expect(request.slot, request.computed)
         unstarted = Counter(request.family for request in self._waiting if request.family is not None)
         for family in {request.family for request in self.requests.values() if request.family is not None}:

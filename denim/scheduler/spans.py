@@ -23,7 +23,7 @@ def deal_spans(
 ) -> list[Span]:
     """Spans of one step: all decode rows, then prefill segments, each in the order of `running`.
 
-    A decode row is a request with one known token left behind a state: also the end of a prompt. There
+    A decode row is a request with one token left behind a state: also the end of a prompt. There
     are never more of them than the budget has tokens (`SchedulerConfig.max_running`).
     Segments end on the chunk grid, so that the linear layers cut a prompt into the same chunks however
     it is scheduled. Only where the decode rows leave less than one chunk a segment takes what is left.
@@ -33,6 +33,8 @@ def deal_spans(
     behind = []
     for request in running:
         known = len(request.tokens)
+        if request.exhausted:
+            continue  # only its last token is still on its way
         if request.computed != known - 1 or request.computed == 0:
             behind.append(request)
         elif request.id not in held:

@@ -133,11 +133,14 @@ def test_a_queue_under_pressure(mute: tuple[Path, Judge]) -> None:
 
 @pytest.mark.parametrize("poison", ["recurrent", "conv", "kv"])
 @pytest.mark.parametrize("debug", [True, False])
-def test_nan_ends_one_request_only(mute: tuple[Path, Judge], poison: str, debug: bool) -> None:
+@pytest.mark.parametrize("overlapped", [True, False])
+def test_nan_ends_one_request_only(
+    mute: tuple[Path, Judge], poison: str, debug: bool, overlapped: bool
+) -> None:
     """DS-08: at step 5 the memory of one request is overwritten with NaN. It ends with an error, and nothing
     of it is seen by those beside it or after it, in any slot."""
     folder, judge = mute
-    core = core_of(folder, debug=debug, max_num_seqs=4)
+    core = core_of(folder, debug=debug, max_num_seqs=4, async_scheduling=overlapped)
     beside, victim = add(core, 30), add(core, 40, 1, max_tokens=50)
     for _ in range(5):
         core.step()
@@ -148,6 +151,8 @@ def test_nan_ends_one_request_only(mute: tuple[Path, Judge], poison: str, debug:
     else:
         storage.state(1, poison)[record.slot] = torch.nan
     core.step()
+    if overlapped:
+        core.step()
     assert victim.outputs[0].finish_reason == "error"
     assert victim.finished
     assert len(victim.outputs[0].token_ids) == 5

@@ -152,13 +152,13 @@ def test_a_stream_let_go_of_inside_a_step(mute: tuple[Path, Judge], monkeypatch:
     folder, judge = mute
     llm = small(folder)
     streams = [llm.stream([1, 2, 3], SamplingParams(max_tokens=50))]
-    run = llm.core.runner.run
+    launch = llm.core.runner.launch
 
     def collect(plan: Any) -> Any:
         streams.clear()
-        return run(plan)
+        return launch(plan)
 
-    monkeypatch.setattr(llm.core.runner, "run", collect)
+    monkeypatch.setattr(llm.core.runner, "launch", collect)
     (output,) = llm.generate([[4, 5]], SHORT)
     judge.greedy([4, 5], output.outputs[0].token_ids)
     assert_sound(llm, judge)

@@ -98,6 +98,7 @@ AXES: dict[str, dict[str, Change]] = {
     "slots": {"fresh": change(), "recycled": change(recycled=True)},
     "forks": {"1": change(), "3": change(forks=3)},
     "order": {"given": change(), "shuffled": change(shuffled=True)},
+    "steps": {"one by one": change(), "overlapped": option(async_scheduling=True)},
     "page_size": {str(n): option(page_size=n) for n in (16, 1, 4, 32)},
     "chunk_size": {str(n): option(chunk_size=n) for n in (64, 1, 16, 128)},
 }

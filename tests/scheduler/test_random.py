@@ -33,7 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, layout, **options):
         self.engine = ToyEngine(layout=make_layout(*layout), **options)
-        self.plan = None
+        self.out = []  # plans that have begun, the older first
 
     @rule(
         prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=22),
@@ -50,29 +50,37 @@ class SchedulerMachine(RuleBasedStateMachine):
             except RequestError:
                 assert len(prompt) + max_tokens > self.engine.longest_request()
 
-    @precondition(lambda self: self.plan is None)
+    @precondition(lambda self: len(self.out) < 2)
     @rule()
     def begin(self):
-        self.plan = self.engine.begin()
+        plan = self.engine.begin()
+        if plan is not None:
+            self.out.append(plan)
 
-    @precondition(lambda self: self.plan is not None)
+    @precondition(lambda self: self.out)
     @rule()
     def complete(self):
-        self.engine.complete(self.plan)
-        self.plan = None
+        self.engine.complete(self.out.pop(0))
 
-    @precondition(lambda self: self.plan is None)
+    @precondition(lambda self: not self.out)
     @rule(n=st.integers(1, 12))
     def steps(self, n):
         for _ in range(n):
             self.engine.step()
 
-    @precondition(lambda self: self.plan is not None)
+    @rule(n=st.integers(1, 12))
+    def overlapped_steps(self, n):
+        """Each step begins before the outcome of the one before it is known."""
+        for _ in range(n):
+            if len(self.out) == 2:
+                self.complete()
+            self.begin()
+
+    @precondition(lambda self: self.out)
     @rule()
     def fail(self):
         """The device lost a step: who was in it ends, the others go on."""
-        self.engine.fail(self.plan)
-        self.plan = None
+        self.engine.fail(self.out.pop(0))
 
     @precondition(lambda self: self.engine.scheduler.requests)
     @rule(data=st.data(), reason=st.sampled_from(["abort", "stop"]))
@@ -84,8 +92,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "engine"):
-            if self.plan is not None:
-                self.engine.complete(self.plan)
+            while self.out:
+                self.complete()
             self.engine.drain()
             self.engine.check_exact()
             self.engine.check_empty()

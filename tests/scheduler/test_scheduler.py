@@ -417,13 +417,47 @@ def test_abort_at_any_moment(when):
     assert engine.requests[0].finish_reason == "abort"
 
 
-def test_memory_of_a_finished_request_stays_until_its_step_is_done():
-    engine = ToyEngine(num_slabs=4)
+def test_memory_of_a_finished_request_serves_the_next_step_while_the_last_is_out():
+    engine = ToyEngine(num_slabs=2)
     engine.add(prompt_of(6), 3)
-    plan = engine.begin()
+    engine.add(prompt_of(7), 3)
+    first = engine.begin()
     engine.scheduler.finish(0, "abort")
-    assert engine.arena.stats()["slots"]["used"] == 1
+    assert all(counts["used"] == 0 for counts in engine.arena.stats().values())
+    second = engine.begin()
+    assert [span.request_id for span in second.spans] == [1]
+    engine.complete(first)
+    engine.complete(second)
+    engine.drain()
+    engine.check_exact()
+    engine.check_empty()
+
+
+def test_a_request_that_has_all_its_tokens_waits_for_the_last_without_a_step():
+    engine = ToyEngine(num_slabs=4)
+    engine.add(prompt_of(6), 1)
+    plan = engine.begin()
+    assert engine.begin() is None
     engine.complete(plan)
+    engine.check_exact()
+    engine.check_empty()
+
+
+def test_an_end_that_is_seen_one_step_late_costs_one_token_and_nothing_else():
+    engine = ToyEngine(num_slabs=8)
+    engine.add(prompt_of(6), 5)
+    engine.add(prompt_of(6), 5, seed=1)
+    first = engine.begin()
+    second = engine.begin()
+    engine.complete(first)
+    engine.scheduler.finish(0, "stop")
+    third = engine.begin()
+    assert [len(plan.spans) for plan in (first, second, third)] == [2, 2, 1]
+    engine.complete(second)
+    engine.complete(third)
+    engine.drain()
+    engine.check_exact()
+    assert engine.requests[0].output_ids[0] == expected_tokens(prompt_of(6), 1, 0)[0]
     engine.check_empty()
 
 

@@ -13,7 +13,7 @@ from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass
 from denim.memory.swap import SwapSpace
 from denim.runner.plan import Span, StepPlan
 from denim.scheduler.config import SchedulerConfig
-from denim.scheduler.request import Family, Request, Status
+from denim.scheduler.request import UNKNOWN, Family, Request, Status
 from denim.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 4
@@ -79,6 +79,8 @@ class ToyEngine:
         self.next_id = 0
         self.scored: dict[int, list[int]] = {}  # request -> prompt positions reported, in order
         self.plans: list[StepPlan] = []
+        self.drawn: dict[int, int] = {}  # by the last plan that ran
+        self.outcomes: list[dict[int, int]] = []  # of plans that are out
 
     def add(
         self,
@@ -97,27 +99,33 @@ class ToyEngine:
         return request
 
     def begin(self) -> StepPlan | None:
+        """Plan a step and run it. Its outcome is noted by `complete`; one more step may begin before that."""
         before = {id: (request.status, request.remaining) for id, request in self.scheduler.requests.items()}
         plan = self.scheduler.schedule()
-        self.scheduler.check()
         if plan is not None:
             self.plans.append(plan)
             self.check_plan(plan)
             self.check_order(plan, before)
+            self.drawn = self.run(plan)
+            self.outcomes.append(self.drawn)
+            self.scheduler.launched(plan)
+            self.scheduler.check()
         return plan
 
     def complete(self, plan: StepPlan) -> None:
-        """Run and note a plan, and finish who has all its tokens."""
-        drawn = self.run(plan)
+        """Note what the oldest plan that is out has drawn, and finish who has all its tokens."""
+        drawn = self.outcomes.pop(0)
         self.scheduler.update(plan, drawn)
         self.scheduler.check()
-        for request_id in drawn:
-            request = self.requests[request_id]
-            if request.num_output == request.max_tokens and self.scheduler.finish(request_id, "length"):
+        for span in plan.spans:
+            request = self.requests[span.request_id]
+            last = span.end + 1 == request.num_prompt + request.max_tokens
+            if span.sampling is not None and last and self.scheduler.finish(request.id, "length"):
                 self.scheduler.check()
 
     def fail(self, plan: StepPlan) -> None:
-        """What an engine does about a step that did not run."""
+        """What an engine does about a step of which no outcome comes back."""
+        self.outcomes.pop(0)
         for part in (plan.spans, plan.swap_out, plan.swap_in):
             for item in part:
                 self.scheduler.finish(item.request_id, "error")
@@ -159,7 +167,7 @@ class ToyEngine:
         drawn = {}
         for span, before in zip(plan.spans, states, strict=True):
             state = before
-            for position, token in enumerate(span.tokens, span.start):
+            for position, token in enumerate(self.known(span, span.tokens), span.start):
                 state = chain(state, token)
                 if span.pages:
                     page = self.pages.setdefault(span.pages[position // PAGE_SIZE], {})
@@ -185,8 +193,12 @@ class ToyEngine:
 
     def written(self, span: Span) -> tuple[tuple[int, int], ...]:
         if not span.pages:  # a model without attention: take the tokens' word for it
-            return tuple(enumerate(self.requests[span.request_id].tokens[: span.end]))
+            return tuple(enumerate(self.known(span, self.requests[span.request_id].tokens[: span.end])))
         return tuple(self.pages[span.pages[p // PAGE_SIZE]][p % PAGE_SIZE] for p in range(span.end))
+
+    def known(self, span: Span, tokens: list[int]) -> list[int]:
+        """`tokens` of the span's request, with what the last step drew where that is not known yet."""
+        return [token if token != UNKNOWN else self.drawn[span.request_id] for token in tokens]
 
     def report(self, span: Span) -> None:
         """Prompt positions whose following prompt token this span can score."""
@@ -243,7 +255,7 @@ class ToyEngine:
         for place, request in enumerate(running):
             decoding = before[request.id][1] == 1 and request.computed > 0
             held = request.family is not None and request.computed in forked
-            if (decoding or place == 0) and not held:
+            if (decoding or place == 0) and not held and not request.exhausted:
                 assert request.id in serviced, f"request {request.id} was passed over"
 
     def check_empty(self) -> None:
@@ -257,7 +269,8 @@ class ToyEngine:
         """Every request has just the tokens that it has alone, however far it came."""
         for request in self.requests.values():
             seed = request.sampling[1]
-            assert request.output_ids == expected_tokens(request.prompt_ids, request.num_output, seed)
+            output = [token for token in request.output_ids if token != UNKNOWN]
+            assert output == expected_tokens(request.prompt_ids, len(output), seed)
             done = request.finish_reason == "length"
             assert not done or request.num_output == request.max_tokens
             scored = self.scored.get(request.id, [])

@@ -1,0 +1,1 @@
+"""Triton kernels of the runner; imported only where they run."""

@@ -1,0 +1,23 @@
+"""Greedy choice: the first of the largest logits of every row."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+NO_TOKEN = -1  # of a row whose logits are not finite
+
+_TRITON = find_spec("triton") is not None
+
+
+def largest(logits: Tensor) -> Tensor:
+    """Tokens int64 [R] of `logits` [R, V]: of equals the first; NO_TOKEN where there is a NaN, or where the
+    largest is infinite."""
+    if logits.is_cuda and _TRITON:
+        from denim.runner.kernels.largest import largest_of_rows
+
+        return largest_of_rows(logits, NO_TOKEN)
+    best, tokens = logits.max(-1)  # a NaN is the maximum of its row
+    return torch.where(best.isfinite(), tokens, NO_TOKEN)
