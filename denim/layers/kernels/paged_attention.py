@@ -23,6 +23,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
+
+from denim.layers.kernels.overlap import overlaps
 
 LOG2_E = 1.4426950408889634
 # Units that keep a large device (132 multiprocessors) busy: one span alone is cut into about so many.
@@ -198,7 +201,11 @@ def _paged_attention(
     shared: tl.constexpr,
     gated: tl.constexpr,
     precision: tl.constexpr,
+    overlap: tl.constexpr,
 ):
+    if overlap:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     # Every span's units; a span without tokens or keys has none.
     n = tl.arange(0, max_spans)
     there = n < num_spans
@@ -467,6 +474,7 @@ def attend_pages(
     gated = gate is not None
     gate = out if gate is None else gate
     block_m = tiles.rows
+    overlap = overlaps(q.device)
     _paged_attention[(programs,)](
         q,
         k,
@@ -507,6 +515,8 @@ def attend_pages(
         shared=v is k,
         gated=gated,
         precision="ieee" if q.dtype == torch.float32 else "tf32",
+        overlap=overlap,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        **({"launch_pdl": True} if overlap else {}),
     )

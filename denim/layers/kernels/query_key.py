@@ -14,6 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
+
+from denim.layers.kernels.overlap import overlaps
 
 ELEMENTS = 4096  # of a tile of many tokens: 32 for each thread of 4 warps
 FEW_TOKENS = 512  # up to which a program takes one: there are too few to fill a device otherwise
@@ -84,7 +87,11 @@ def _query_key(
     saturate: tl.constexpr,
     block_t: tl.constexpr,
     block_d: tl.constexpr,
+    overlap: tl.constexpr,
 ):
+    if overlap:
+        tl_cuda.gdc_launch_dependents()
+        tl_cuda.gdc_wait()
     rows = tl.program_id(0).to(tl.int64) * block_t + tl.arange(0, block_t)
     head = tl.program_id(1)
     d = tl.arange(0, block_d)
@@ -140,6 +147,7 @@ def query_key(
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
     if not tokens:
         return out
+    overlap = overlaps(q.device)
     half = 0
     if cos is not None:
         half = cos.shape[-1]
@@ -174,6 +182,8 @@ def query_key(
         saturate=torch.finfo(kv.dtype).max if kv.dtype.itemsize == 1 else 0.0,
         block_t=block_t,
         block_d=block_d,
+        overlap=overlap,
         num_warps=1 if block_t == 1 else 4,
+        **({"launch_pdl": True} if overlap else {}),
     )
     return out
