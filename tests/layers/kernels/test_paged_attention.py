@@ -178,7 +178,8 @@ def test_bounds_hold(decode: bool) -> None:
         units = kept = 0
         for new, length in zip(news, lengths, strict=True):
             tiles = -(-new * group // rows)
-            split = max(128, -(-(-(-length * tiles * kv_heads // wave)) // 128) * 128)
+            finest = -(-length * tiles * kv_heads // wave)
+            split = max(128, -(-finest // 128) * 128)
             splits = -(-length // split)
             units += tiles * splits * kv_heads
             kept += tiles * splits * kv_heads if splits > 1 else 0

@@ -84,6 +84,6 @@ def test_output_gate() -> None:
     torch.manual_seed(0)
     out, both = torch.randn(5, 3, 16), torch.randn(5, 3, 40)
     gate = both[..., 16:32]
-    got = out.to(DEVICE)
+    got = out.to(DEVICE, copy=True)
     gate_output(got, gate.to(DEVICE))
     torch.testing.assert_close(got.cpu(), out * gate.sigmoid())
