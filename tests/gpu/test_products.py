@@ -1,4 +1,4 @@
-"""A chain of networks whose kernels overlap gives, eagerly and as a captured graph, what plain torch gives."""
+"""A chain of networks whose kernels overlap gives what plain torch gives, eagerly and as a captured graph."""
 
 from __future__ import annotations
 
