@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import GatedRMSNorm
-from denim.recurrence.backend import TRITON, decode_backend
+from denim.recurrence.backend import TRITON, decode_backend, prefill_backend
 from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import GatedDeltaNet
@@ -63,7 +63,9 @@ class GatedDeltaNetLayer(nn.Module):
             decode = self._decode_fused if fused else self._decode
             parts.append(decode(projected[:rows], batch))
         if rows < len(x):
-            parts.append(self._prefill(projected[rows:], batch))
+            fused = prefill_backend(x.device.type) == TRITON
+            prefill = self._prefill_fused if fused else self._prefill
+            parts.append(prefill(projected[rows:], batch))
         return self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def _decode_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
@@ -95,6 +97,38 @@ class GatedDeltaNetLayer(nn.Module):
             out = gated_delta_step(q, k, v, log_decay, beta, rows)
         return self.norm(out, z).flatten(1)
 
+    def _prefill_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
+        """What `_prefill` does, in kernels, which also write the states that are wanted inside sequences."""
+        from denim.layers.kernels.gated_rms_norm import gated_rms_norm
+        from denim.recurrence.kernels.gated_delta_chunks import LARGEST_CHUNK, gated_delta_chunks
+        from denim.recurrence.kernels.short_conv import short_conv_chunks
+
+        spec = self.spec
+        table = batch.chunks(min(self.chunk_size, LARGEST_CHUNK))
+        qkv, z, b, a = self._parts(projected)
+        rows = short_conv_chunks(
+            qkv,
+            self.conv,
+            table,
+            batch.memory.state(self.index, "conv"),
+            silu=True,
+            unit_heads=2 * spec.num_key_heads,
+            head_dim=spec.key_dim,
+        )
+        states = batch.memory.state(self.index, "recurrent")
+        out = gated_delta_chunks(
+            rows,
+            b,
+            a,
+            self.A_log,
+            self.dt_bias,
+            table,
+            states,
+            spec.num_key_heads,
+            beta_limit=spec.beta_limit,
+        )
+        return gated_rms_norm(out, z, self.norm.scale, self.norm.eps)
+
     def _prefill(self, projected: Tensor, batch: StepBatch) -> Tensor:
         """Sequences of any length behind one another, in the chunked form: [T, ...] -> [T, Hv·d_v]."""
         cu_seqlens = batch.prefill_cu_seqlens
@@ -117,10 +151,15 @@ class GatedDeltaNetLayer(nn.Module):
         states.index_copy_(0, batch.prefill_slots, final.to(states.dtype))
         return self.norm(out, z).flatten(1)
 
+    def _parts(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[T, rows of in_proj] -> qkv [T, channels], z [T, Hv·d_v], b and a [T, Hv], as views."""
+        heads = self.spec.num_value_heads
+        return projected.split((self.spec.conv_channels, self.value_rows, heads, heads), dim=-1)
+
     def _split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """[T, rows of in_proj] -> qkv [T, channels], z [T, Hv, d_v], log-decay and β [T, Hv] in fp32."""
         heads = self.spec.num_value_heads
-        qkv, z, b, a = projected.split((self.spec.conv_channels, self.value_rows, heads, heads), dim=-1)
+        qkv, z, b, a = self._parts(projected)
         # Log of the decay α = exp(−exp(A) softplus(a + bias)), always ≤ 0; fp32 as every gate.
         log_decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias.float())
         beta = b.float().sigmoid()

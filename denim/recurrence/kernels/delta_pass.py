@@ -65,7 +65,7 @@ class PassPlan(NamedTuple):
     span: int
 
 
-@triton.jit(do_not_specialize_on_alignment=TABLE)
+@triton.jit(do_not_specialize=["span"], do_not_specialize_on_alignment=TABLE)
 def _walk(
     keys_ptr,
     queries_ptr,
@@ -216,7 +216,7 @@ def _walk(
         tl.store(between_ptr + between * (value_dim * key_dim) + tile, state, mask=mask)
 
 
-@triton.jit(do_not_specialize_on_alignment=TABLE)
+@triton.jit(do_not_specialize=["span"], do_not_specialize_on_alignment=TABLE)
 def _join(
     first_chunk_ptr,
     between_ptr,
