@@ -29,11 +29,14 @@ from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.kernels.ssd_step import softplus
 
 LEAST_LOG_DECAY = tl.constexpr(-40.0)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 # Tokens of a chunk: larger ones cost more inside, smaller ones more walks of the state. Products of fp32
 # operands do not run on tensor cores and want few registers.
 CHUNK_TOKENS = {torch.float32: 16}
 DEFAULT_CHUNK_TOKENS = 64
+# Heads whose decays a program of the first launch sums up.
+DECAY_HEADS = 16
 # Value channels of a program, and its threads.
 VALUE_BLOCK = 64
 WARPS = 4
@@ -45,6 +48,42 @@ LEAST_CHUNKS = 8
 
 
 @triton.jit
+def _decays(
+    dt_ptr,
+    dt_stride,
+    bias_ptr,
+    least,
+    most,
+    a_log_ptr,
+    chunks_ptr,
+    since_ptr,
+    onto_ptr,
+    total,
+    heads: tl.constexpr,
+    tokens: tl.constexpr,
+    block: tl.constexpr,
+):
+    """For each token and head, as logs to base 2: what is left of the state before the chunk behind the token
+    (since), and that over Δ (onto); so exp2(since_t - onto_s) is Δ_s times the decay from s to t."""
+    if tl.load(chunks_ptr + tl.program_id(0) * 3) < 0:
+        return
+    row = tl.load(chunks_ptr + tl.program_id(0) * 3 + 1).to(tl.int64)
+    step = tl.arange(0, tokens)
+    head = tl.program_id(1) * block + tl.arange(0, block)
+    real = head < heads
+    live = (step < tl.load(chunks_ptr + tl.program_id(0) * 3 + 2))[:, None] & real[None, :]
+    dt = tl.load(dt_ptr + row * dt_stride + step[:, None] * dt_stride + head[None, :], mask=live, other=0.0)
+    dt = dt.to(tl.float32) + tl.load(bias_ptr + head, mask=real, other=0.0)[None, :]
+    delta = tl.minimum(tl.maximum(softplus(dt), least), most)
+    rate = -tl.exp(tl.load(a_log_ptr + head, mask=real, other=0.0))
+    log_decay = tl.where(live, tl.maximum(rate[None, :] * delta, LEAST_LOG_DECAY), 0.0) * LOG2_E
+    since = tl.cumsum(log_decay, 0)
+    at = row + head[None, :].to(tl.int64) * total + step[:, None]
+    tl.store(since_ptr + at, since, mask=live)
+    tl.store(onto_ptr + at, since - tl.log2(delta), mask=live)
+
+
+@triton.jit
 def _walk(
     q_ptr,
     k_ptr,
@@ -53,13 +92,11 @@ def _walk(
     v_ptr,
     v_stride,
     v_head_stride,
-    dt_ptr,
-    dt_stride,
-    dt_bias_ptr,
-    delta_least,
-    delta_most,
+    since_ptr,
+    onto_ptr,
+    total,
     decay_ptr,
-    d_ptr,
+    skip_ptr,
     chunks_ptr,
     first_chunk_ptr,
     slot_in_ptr,
@@ -71,6 +108,7 @@ def _walk(
     faded_ptr,
     out_ptr,
     segment_chunks,
+    heads: tl.constexpr,
     group: tl.constexpr,
     value_dim: tl.constexpr,
     key_dim: tl.constexpr,
@@ -85,11 +123,10 @@ def _walk(
     """One segment of one sequence for `block_v` value channels of one head.
 
     added, faded: [N, segments, heads, value_dim, key_dim] and [N, segments, heads]; in them place 0 is what
-    a sequence begins from, and place i what its segment i - 1 adds, and the log of what that leaves of the
-    past. A sequence of one segment uses neither.
+    a sequence begins from, and place i what its segment i - 1 adds, and the log to base 2 of what that leaves
+    of the past. A sequence of one segment uses neither.
     """
     head = tl.program_id(0) // splits
-    heads = tl.num_programs(0) // splits
     segment = tl.program_id(1)
     sequence = tl.program_id(2)
     first = tl.load(first_chunk_ptr + sequence) + segment * segment_chunks
@@ -107,79 +144,75 @@ def _walk(
     v_mask = v_at < value_dim
     k_mask = k_at < key_dim
     step = tl.arange(0, tokens)
-    tile = v_at[:, None] * key_dim + k_at[None, :]
-    tile_mask = v_mask[:, None] & k_mask[None, :]
+    # The state lies transposed in registers: a product's transposed operand is read as keys lie in memory.
+    tile = v_at[None, :] * key_dim + k_at[:, None]
+    tile_mask = v_mask[None, :] & k_mask[:, None]
     size: tl.constexpr = value_dim * key_dim
     place = (sequence * segments).to(tl.int64) * heads + head
     dtype = v_ptr.dtype.element_ty
 
-    s = tl.zeros([block_v, block_k], tl.float32)
+    s = tl.zeros([block_k, block_v], tl.float32)
     if (segment == 0) & ((last == end) | (not reads_out)):
         slot = tl.load(slot_in_ptr + sequence)
         if slot >= 0:
             s += tl.load(state_ptr + slot * state_stride + head * size + tile, mask=tile_mask, other=0.0)
         if not reads_out:
             tl.store(added_ptr + place * size + tile, s, mask=tile_mask)
-            s = tl.zeros([block_v, block_k], tl.float32)
+            s = tl.zeros([block_k, block_v], tl.float32)
     elif reads_out:
         s += tl.load(added_ptr + place * size + tile, mask=tile_mask, other=0.0)
         for i in range(1, segment + 1):
             at = place + i * heads
-            s = s * tl.exp(tl.load(faded_ptr + at))
+            s = s * tl.exp2(tl.load(faded_ptr + at))
             s += tl.load(added_ptr + at * size + tile, mask=tile_mask, other=0.0)
 
     q_ptr += head // group * qk_head_stride
     k_ptr += head // group * qk_head_stride
     v_ptr += head * v_head_stride
-    decay = tl.load(decay_ptr + head)
-    if dt_ptr is not None:
-        decay = -tl.exp(decay)
-        dt_bias = tl.load(dt_bias_ptr + head)
-    if d_ptr is not None:
-        skip = tl.load(d_ptr + head)
+    out_ptr += head * value_dim
+    qk_at = step[:, None] * qk_stride + k_at[None, :]
+    in_v = step[:, None] * v_stride + v_at[None, :]
+    out_at = step[:, None] * (heads * value_dim) + v_at[None, :]
+    if decay_ptr is not None:
+        decay = tl.load(decay_ptr + head) * LOG2_E
+    else:
+        since_ptr += head.to(tl.int64) * total
+        onto_ptr += head.to(tl.int64) * total
+    if skip_ptr is not None:
+        skip = tl.load(skip_ptr + head)
     faded = 0.0
     for chunk in tl.range(first, last, num_stages=stages):
-        row = tl.load(chunks_ptr + chunk * 3 + 1).to(tl.int64)
+        at = tl.load(chunks_ptr + chunk * 3 + 1)
         count = tl.load(chunks_ptr + chunk * 3 + 2)
+        row = at.to(tl.int64)
         live = step < count
-        rows = row + step
-        k = tl.load(
-            k_ptr + rows[:, None] * qk_stride + k_at[None, :], mask=live[:, None] & k_mask[None, :], other=0.0
-        )
-        v = tl.load(
-            v_ptr + rows[:, None] * v_stride + v_at[None, :], mask=live[:, None] & v_mask[None, :], other=0.0
-        )
-        if dt_ptr is not None:
-            dt = tl.load(dt_ptr + rows * dt_stride + head, mask=live, other=0.0).to(tl.float32) + dt_bias
-            delta = tl.minimum(tl.maximum(softplus(dt), delta_least), delta_most)
-            delta = tl.where(live, delta, 0.0)
-            log_decay = tl.maximum(decay * delta, LEAST_LOG_DECAY)
-            since = tl.cumsum(log_decay, 0)
-            left = tl.sum(log_decay, 0)
-        else:
-            delta = tl.where(live, 1.0, 0.0)
-            since = decay * tl.minimum(step + 1, count).to(tl.float32)
+        k_live = live[:, None] & k_mask[None, :]
+        v_live = live[:, None] & v_mask[None, :]
+        k = tl.load(k_ptr + row * qk_stride + qk_at, mask=k_live, other=0.0)
+        v = tl.load(v_ptr + row * v_stride + in_v, mask=v_live, other=0.0)
+        # A token behind the chunk's end counts 2^-inf times.
+        if decay_ptr is not None:
             left = decay * count.to(tl.float32)
+            since = decay * (step + 1).to(tl.float32)
+            onto = tl.where(live, since, float("inf"))
+        else:
+            left = tl.load(since_ptr + row + count - 1)
+            since = tl.load(since_ptr + row + step, mask=live, other=0.0)
+            onto = tl.load(onto_ptr + row + step, mask=live, other=float("inf"))
         if reads_out:
-            q = tl.load(
-                q_ptr + rows[:, None] * qk_stride + k_at[None, :],
-                mask=live[:, None] & k_mask[None, :],
-                other=0.0,
-            )
+            q = tl.load(q_ptr + row * qk_stride + qk_at, mask=k_live, other=0.0)
+            out = tl.dot(q, s.to(dtype), input_precision="ieee") * tl.exp2(since)[:, None]
             scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-            fading = tl.where(step[:, None] >= step[None, :], since[:, None] - since[None, :], -float("inf"))
-            scores = scores * tl.exp(fading) * delta[None, :]
-            out = tl.dot(q, tl.trans(s.to(dtype)), input_precision="ieee") * tl.exp(since)[:, None]
+            token = at + step
+            past = token[:, None] >= token[None, :]
+            scores *= tl.exp2(tl.where(past, since[:, None] - onto[None, :], -float("inf")))
+            if skip_ptr is not None:
+                scores += tl.where(token[:, None] == token[None, :], skip, 0.0)
             out = tl.dot(scores.to(dtype), v, out, input_precision="ieee")
-            if d_ptr is not None:
-                out += skip * v.to(tl.float32)
-            tl.store(
-                out_ptr + (rows[:, None] * heads + head) * value_dim + v_at[None, :],
-                out.to(out_ptr.dtype.element_ty),
-                mask=live[:, None] & v_mask[None, :],
-            )
-        weighted = v.to(tl.float32) * (delta * tl.exp(left - since))[:, None]
-        s = tl.dot(tl.trans(weighted.to(dtype)), k, s * tl.exp(left), input_precision="ieee")
+            target = out_ptr + row * (heads * value_dim) + out_at
+            tl.store(target, out.to(out_ptr.dtype.element_ty), mask=v_live)
+        weighted = (v.to(tl.float32) * tl.exp2(left - onto)[:, None]).to(dtype)
+        s = tl.dot(tl.trans(k), weighted, s * tl.exp2(left), input_precision="ieee")
         faded += left
         if (save_ptr is not None) and reads_out:
             save = tl.load(save_ptr + chunk)
@@ -252,7 +285,24 @@ def accumulation_chunks(
     shape = (sequences, segments, heads) if segments > 1 else (0,)
     added = torch.empty(*shape, *states.shape[2:], dtype=torch.float32, device=v.device)
     faded = torch.empty(shape, dtype=torch.float32, device=v.device)
-    step = time_step if time_step is not None else TimeStep(None, None)
+    since = onto = None
+    size = max(16, triton.next_power_of_2(table.size))
+    if time_step is not None:
+        since, onto = torch.empty(2, heads, tokens, dtype=torch.float32, device=v.device)
+        _decays[(len(table.chunks), triton.cdiv(heads, DECAY_HEADS))](
+            time_step.dt,
+            time_step.dt.stride(0),
+            time_step.bias,
+            *time_step.limit,
+            decay,
+            table.chunks,
+            since,
+            onto,
+            tokens,
+            heads=heads,
+            tokens=size,
+            block=DECAY_HEADS,
+        )
     for reads_out in (False, True) if segments > 1 else (True,):
         _walk[(heads * splits, segments if reads_out else segments - 1, sequences)](
             q,
@@ -262,11 +312,10 @@ def accumulation_chunks(
             v,
             v.stride(0),
             v.stride(1),
-            step.dt,
-            0 if time_step is None else step.dt.stride(0),
-            step.bias,
-            *step.limit,
-            decay,
+            since,
+            onto,
+            tokens,
+            decay if time_step is None else None,
             skip,
             table.chunks,
             table.first_chunk,
@@ -279,13 +328,14 @@ def accumulation_chunks(
             faded,
             out,
             segment_chunks,
+            heads=heads,
             group=heads // k.shape[1],
             value_dim=value_dim,
             key_dim=key_dim,
             splits=splits,
             segments=segments,
             reads_out=reads_out,
-            tokens=max(16, triton.next_power_of_2(table.size)),
+            tokens=size,
             block_v=block_v,
             block_k=max(16, triton.next_power_of_2(key_dim)),
             stages=STAGES,
