@@ -73,6 +73,13 @@ def product(values: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tenso
     )
 
 
+def dequantised(values: Tensor, scales: Tensor) -> Tensor:
+    """values [rows, columns], multiples of 128; scales [rows / 128, columns / 128 or more] -> fp32."""
+    columns = values.shape[1] // BLOCK
+    blocks = values.float().unflatten(1, (columns, BLOCK)).unflatten(0, (-1, BLOCK))
+    return (blocks * scales[:, None, :columns, None]).flatten(2).flatten(0, 1)
+
+
 class Fp8Linear(Linear):
     """y = x Wᵀ without bias, where the first rows of W are FP8 blocks and the rest, if any, is plain.
 
@@ -121,10 +128,8 @@ class Fp8Linear(Linear):
         self.plain.data.copy_(self.plain.data[(rows[self.quantised :] - self.quantised).to(device)])
 
     def _dequantise(self) -> None:
-        columns = self.in_features // BLOCK
-        blocks = self.values.data.float().view(-1, BLOCK, columns, BLOCK)
-        meant = (blocks * self.scales.data[:, None, :columns, None]).view(-1, self.in_features)
-        self.plain.data = torch.cat((meant.to(self.plain.dtype), self.plain.data))
+        meant = dequantised(self.values.data, self.scales.data).to(self.plain.dtype)
+        self.plain.data = torch.cat((meant, self.plain.data))
         self.values.data, self.scales.data = self.values.data[:0].clone(), self.scales.data[:0].clone()
         self.quantised = 0
 

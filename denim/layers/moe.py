@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denim.layers.ffn import ACTIVATIONS, GatedFFN, PlainFFN
+from denim.layers.fp8_linear import BLOCK, dequantised
 from denim.layers.linear import Linear
 from denim.layers.norm import RMSNorm, in_kernels
 from denim.spec.ffn import MoEFFN
@@ -20,9 +21,22 @@ from denim.spec.ffn import MoEFFN
 class SparseMoE(nn.Module):
     """`up`: [experts, rows, width], rows = [gate | up] if gated, else up alone; `down`: [experts, width,
     intermediate]; width is that of the latent if the experts work on one, else the hidden size. `bias` (if
-    there is a selection bias): [experts] fp32."""
+    there is a selection bias): [experts] fp32.
 
-    def __init__(self, spec: MoEFFN, hidden: int, *, dtype: torch.dtype, device: torch.device | str):
+    `fp8_experts`: `up` and `down` are FP8 in blocks of 128 x 128, and each block is multiplied with its number
+    in `up_scales` and `down_scales`, [experts, rows / 128, columns / 128] fp32; else these are None. Activations
+    are not quantised.
+    """
+
+    def __init__(
+        self,
+        spec: MoEFFN,
+        hidden: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        fp8_experts: bool = False,
+    ):
         super().__init__()
         self.spec = spec
         self.act = ACTIVATIONS[spec.activation]
@@ -37,8 +51,16 @@ class SparseMoE(nn.Module):
         if spec.latent:
             self.to_latent = Linear(hidden, width, dtype=dtype, device=device)
             self.from_latent = Linear(width, hidden, dtype=dtype, device=device)
-        self.up = empty(spec.num_experts, spec.intermediate * (2 if spec.gated else 1), width)
-        self.down = empty(spec.num_experts, width, spec.intermediate)
+        rows = spec.intermediate * (2 if spec.gated else 1)
+        expert_dtype = torch.float8_e4m3fn if fp8_experts else dtype
+        self.up = empty(spec.num_experts, rows, width, of=expert_dtype)
+        self.down = empty(spec.num_experts, width, spec.intermediate, of=expert_dtype)
+        self.up_scales = self.down_scales = None
+        if fp8_experts:
+            grid = (spec.num_experts, rows // BLOCK, width // BLOCK)
+            self.up_scales = empty(*grid, of=torch.float32)
+            grid = (spec.num_experts, width // BLOCK, spec.intermediate // BLOCK)
+            self.down_scales = empty(*grid, of=torch.float32)
         self.bias = empty(spec.num_experts, of=torch.float32) if spec.selection_bias else None
         self.shared = self.shared_gate = None
         if spec.shared_intermediate:
@@ -48,6 +70,13 @@ class SparseMoE(nn.Module):
             )
             if spec.shared_gate:
                 self.shared_gate = Linear(hidden, 1, dtype=dtype, device=device)
+
+    def hold_plain_experts(self, dtype: torch.dtype) -> None:
+        """Take memory for experts of `dtype` in place of FP8. Call before loading, where files hold such."""
+        for name in ("up", "down"):
+            plain = torch.empty_like(getattr(self, name), dtype=dtype)
+            setattr(self, name, nn.Parameter(plain, requires_grad=False))
+            setattr(self, f"{name}_scales", None)
 
     def forward(self, x: Tensor, *, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
         """x: [T, hidden] -> [T, hidden]: add + experts(norm(x)); `norm` and `add` may be left out."""
@@ -69,8 +98,9 @@ class SparseMoE(nn.Module):
 
         choices = sort_choices(chosen, self.spec.num_experts)
         swiglu = self.spec.gated and self.act is F.silu
-        inner = expert_inner(x, self.up, choices, gated=swiglu)
-        return expert_outer(inner if swiglu else self._activated(inner), self.down, choices, weights)
+        inner = expert_inner(x, self.up, choices, gated=swiglu, scales=self.up_scales)
+        inner = inner if swiglu else self._activated(inner)
+        return expert_outer(inner, self.down, choices, weights, scales=self.down_scales)
 
     def _activated(self, inner: Tensor) -> Tensor:
         """[..., rows of `up`] -> [..., intermediate]."""
@@ -92,8 +122,9 @@ class SparseMoE(nn.Module):
             picks = order[begin : begin + count]
             begin += count
             tokens = picks // self.spec.top_k
-            y = self._activated(F.linear(x[tokens], self.up[expert]))
-            out.index_add_(0, tokens, F.linear(y, self.down[expert]) * weights[picks, None])
+            y = self._activated(F.linear(x[tokens], _expert(self.up, self.up_scales, expert, x.dtype)))
+            y = F.linear(y, _expert(self.down, self.down_scales, expert, x.dtype))
+            out.index_add_(0, tokens, y * weights[picks, None])
         return out
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,3 +147,7 @@ class SparseMoE(nn.Module):
         if spec.renormalise:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + spec.guard)
         return weights * spec.scale, chosen
+
+
+def _expert(weight: Tensor, scales: Tensor | None, expert: int, dtype: torch.dtype) -> Tensor:
+    return weight[expert] if scales is None else dequantised(weight[expert], scales[expert]).to(dtype)

@@ -1,8 +1,8 @@
 """What FP8 blocks of a checkpoint save in memory, on a device that multiplies them as they are.
 
 Owns which matrices those are, by the spec alone: the projections that Qwen publishes in FP8 (all but those of
-β, decay, router and gates) whose parts are whole blocks, without experts. What is really kept the loader
-decides from the files (`denim.models.fp8_kept`); a test holds the two together.
+β, decay, router and gates) whose parts are whole blocks. What is really kept the loader decides from the
+files (`denim.models.fp8_kept`); a test holds the two together.
 """
 
 from __future__ import annotations
@@ -25,17 +25,34 @@ def fp8_saving(spec: ModelSpec, *, mtp: bool = True) -> int:
 
     0 unless the checkpoint has blocks of 128 x 128 and the dtype is bfloat16.
     """
-    if spec.weight_blocks != (BLOCK, BLOCK) or spec.dtype != "bfloat16":
+    if not _can_stay(spec):
         return 0
     layers = (*spec.layers, *spec.mtp_layers) if mtp else spec.layers
-    return sum(_saved(*matrix) for layer in layers for matrix in _matrices(layer, spec.hidden_size))
+    hidden = spec.hidden_size
+    saved = sum(_saved(*matrix) for layer in layers for matrix in _matrices(layer, hidden))
+    return saved + sum(expert_saving(spec, layer.ffn) for layer in layers if isinstance(layer.ffn, MoEFFN))
 
 
-def _saved(columns: int, *parts: int) -> int:
+def expert_saving(spec: ModelSpec, ffn: MoEFFN) -> int:
+    """The part of it that all routed experts of one layer have.
+
+    Denim's own product takes them, which asks nothing of the scales' place in memory.
+    """
+    hidden, width = spec.hidden_size, ffn.intermediate
+    if not _can_stay(spec) or hidden % BLOCK or width % BLOCK:
+        return 0
+    return ffn.num_experts * (_saved(hidden, width, width, multiple=1) + _saved(width, hidden, multiple=1))
+
+
+def _can_stay(spec: ModelSpec) -> bool:
+    return spec.weight_blocks == (BLOCK, BLOCK) and spec.dtype == "bfloat16"
+
+
+def _saved(columns: int, *parts: int, multiple: int = SCALE_MULTIPLE) -> int:
     """Of one matrix in memory that is published as `parts` of so many rows."""
     if columns % BLOCK or any(rows % BLOCK for rows in parts):
         return 0
-    scales = -(-columns // (BLOCK * SCALE_MULTIPLE)) * SCALE_MULTIPLE * SCALE_BYTES
+    scales = -(-columns // (BLOCK * multiple)) * multiple * SCALE_BYTES
     return sum(rows * columns * (DTYPE_BYTES["bfloat16"] - 1) - rows // BLOCK * scales for rows in parts)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from denim.ledger.cost import Ledger
 from denim.ledger.devices import Device
 from denim.ledger.flops import decode_flops, prefill_flops
-from denim.ledger.fp8_blocks import fp8_saving
+from denim.ledger.fp8_blocks import expert_saving, fp8_saving
 from denim.ledger.parameters import count_parameters
 from denim.spec.ffn import MoEFFN
 from denim.spec.mixers import DTYPE_BYTES
@@ -54,14 +54,16 @@ def weights_read(spec: ModelSpec, tokens: int, device: Device) -> int:
     """
     hidden = spec.hidden_size
     idle = 0.0
+    saved: float = fp8_saving(spec, mtp=False) if device.fp8_blocks else 0
     for layer in spec.layers:
         ffn = layer.ffn
         if isinstance(ffn, MoEFFN):
             left_by_one = ffn.parameters(hidden) - ffn.active_parameters(hidden)
             idle += left_by_one * (1 - ffn.top_k / ffn.num_experts) ** (tokens - 1)
+            if device.fp8_blocks:
+                saved -= expert_saving(spec, ffn) * (1 - ffn.top_k / ffn.num_experts) ** tokens
     head = hidden * spec.vocab_size
-    saved = fp8_saving(spec, mtp=False) if device.fp8_blocks else 0
-    return round((count_parameters(spec).layers - idle + head) * DTYPE_BYTES[spec.dtype]) - saved
+    return round((count_parameters(spec).layers - idle + head) * DTYPE_BYTES[spec.dtype] - saved)
 
 
 def _floor(device: Device, tokens: int, moved_bytes: int, flops: int) -> StepFloor:

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from denim.errors import ConfigError
-from denim.layers.fp8_linear import BLOCK, multiplies_blocks
 from denim.layers.norm import RMSNorm
 from denim.models.causal_lm import EMBEDDING, HEAD
 from denim.models.family import Model
 from denim.models.fp8 import SCALE_SUFFIX
-from denim.models.fp8_kept import Kept, keep
+from denim.models.fp8_kept import Kept, can_keep, keep, plain_experts
 from denim.models.registry import family_of
 from denim.models.tensor_files import MTP_PREFIX, TensorFiles, find_tensors
 from denim.spec.model import ModelSpec
@@ -84,10 +83,11 @@ def load_model(
     targets = model.targets(published)
     _check_names(folder, targets, published, where, tied=spec.tie_embeddings)
     kept: dict[str, Kept] = {}
+    if can_keep(spec, device):
+        if plain_experts(model, targets, set(scales)):
+            targets = model.targets(published)
+        kept = keep(model, targets, set(scales))
     if scales:
-        place, dtype = torch.device(device), getattr(torch, spec.dtype)
-        if spec.weight_blocks == (BLOCK, BLOCK) and multiplies_blocks(place, dtype):
-            kept = keep(model, targets, set(scales))
         log.info(
             "FP8 blocks: %d tensors are multiplied as they are, %d are dequantised to %s",
             len(kept),
@@ -177,8 +177,10 @@ def _warn_of_zero_rows(name: str, tensor: Tensor) -> None:
 def random_weights(spec: ModelSpec, *, device: torch.device | str, chunk_size: int, seed: int = 0) -> Model:
     """The model of `spec` with random weights, for measurements: no checkpoint is needed for its speed.
 
-    Scales keep activations finite through any depth: 0.02 for matrices, small decays in linear layers.
+    Scales keep activations finite through any depth: 0.02 for matrices, small decays in linear layers. All
+    weights are in the model's dtype, whatever the checkpoint's are.
     """
+    spec = replace(spec, weight_blocks=None)
     model = family_of(spec).build(spec, chunk_size=chunk_size, device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
     norms = [module for module in model.modules() if isinstance(module, RMSNorm)]

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from denim.layers import fp8_linear
 from denim.layers.fp8_linear import BLOCK, Fp8Linear, multiplies_blocks, product, quantise
-from denim.models import weights
+from denim.layers.moe import SparseMoE
+from denim.models import fp8_kept
 from denim.models.weights import load_model
+from denim.spec.ffn import MoEFFN
 from denim.spec.reader import read_spec
 from tests.layers.test_fp8_linear import filled, meant, reference_product
 from tests.models.test_fp8 import quantise as quantise_files
@@ -88,6 +90,24 @@ def test_beside_plain_rows_in_a_graph() -> None:
     assert ((out.float() - exact).pow(2).mean(0).sqrt() < 0.04 * exact.pow(2).mean(0).sqrt()).all()
 
 
+@pytest.mark.parametrize("tokens", [1, 7, 300])
+def test_experts(tokens: int) -> None:
+    """In one launch against one expert after another, whose weights are dequantised to bf16 first: that rounds
+    each of them once more, by up to 2^-9."""
+    torch.manual_seed(0)
+    spec = MoEFFN(num_experts=11, top_k=3, intermediate=384)
+    layer = SparseMoE(spec, 256, dtype=torch.bfloat16, device=CUDA, fp8_experts=True)
+    layer.router.weight.data.normal_()
+    for values, scales in ((layer.up, layer.up_scales), (layer.down, layer.down_scales)):
+        values.data.copy_((torch.randn_like(values, dtype=torch.float32) * 50).to(torch.float8_e4m3fn))
+        scales.data.uniform_(0.5e-3, 1.5e-3)
+    x = torch.randn(tokens, 256, device=CUDA, dtype=torch.bfloat16)
+    weights, chosen = layer._route(x)
+    ours = layer._at_once(x, weights, chosen).float()
+    expected = layer._one_by_one(x, weights, chosen).float()
+    assert (ours - expected).abs().max() < 0.03 * expected.std()
+
+
 def test_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """bf16 logits with FP8 products: within 10% of the spread (root mean square) of the same activations in
     FP8 multiplied in fp32, and within 30% of the dequantised model, which rounds no activation to FP8. The
@@ -109,7 +129,7 @@ def test_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept == 4 * 4
     monkeypatch.setattr(fp8_linear, "product", lambda *args: reference_product(*args).bfloat16())
     same, _, _ = logits()
-    monkeypatch.setattr(weights, "multiplies_blocks", lambda device, dtype: False)
+    monkeypatch.setattr(fp8_kept, "multiplies_blocks", lambda device, dtype: False)
     dequantised, none, full = logits()
     assert none == 0 and size < full
 

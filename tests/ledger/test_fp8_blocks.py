@@ -28,13 +28,26 @@ def test_a_dense_model_is_nearly_half() -> None:
     assert weight_bytes(spec, fp8_blocks=True) == pytest.approx(2 * counts.total - small + scales, rel=1e-4)
 
 
-def test_experts_are_dequantised() -> None:
-    """Of a sparse model the mixers and the shared expert stay."""
+def test_a_sparse_model_is_nearly_half() -> None:
+    """Mixers, experts and the shared one stay; router, gates, embedding and head do not."""
     spec = read_spec(CONFIGS / "qwen3_next_80b_a3b_fp8.json")
     linear = 2048 * (2 * 16 * 128 + 2 * 32 * 128) + 32 * 128 * 2048
     full = 2048 * (2 * 16 * 256 + 2 * 2 * 256) + 16 * 256 * 2048
-    kept = 36 * linear + 13 * full + 49 * 3 * 2048 * 512
+    kept = 36 * linear + 13 * full + 49 * 3 * 2048 * 512 * (1 + 512)
     assert fp8_saving(spec) == pytest.approx(kept, rel=1e-3)
+    assert fp8_saving(spec) > 0.97 * count_parameters(spec).total
+    assert weight_bytes(spec, fp8_blocks=True) < 0.9 * find_device("h200").memory_bytes < weight_bytes(spec)
+
+
+def test_a_step_reads_the_chosen_experts_in_fp8() -> None:
+    spec, h200 = read_spec(CONFIGS / "qwen3_next_80b_a3b_fp8.json"), find_device("h200")
+    without = replace(h200, fp8_blocks=False)
+    gates = 36 * 2 * 32 * 2048 + 48 * (512 + 1) * 2048
+    in_bf16 = 2 * (2048 * spec.vocab_size + gates)
+    one, plain = weights_read(spec, 1, h200), weights_read(spec, 1, without)
+    assert one == pytest.approx(in_bf16 + (plain - in_bf16) / 2, rel=2e-3)
+    saved = weights_read(spec, 10**5, without) - weights_read(spec, 10**5, h200)
+    assert saved == pytest.approx(fp8_saving(spec, mtp=False), rel=1e-6)
 
 
 CHANGES = [{"weight_blocks": None}, {"weight_blocks": (64, 64)}, {"dtype": "float32"}]

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from denim.layers import fp8_linear
 from denim.layers.fp8_linear import BLOCK, Fp8Linear
+from denim.layers.moe import SparseMoE
 from denim.ledger.fp8_blocks import fp8_saving
-from denim.models import weights
+from denim.models import fp8_kept, weights
 from denim.models.fp8 import dequantise
 from denim.spec.reader import read_spec
 from tests.families import qwen3_next
@@ -47,7 +49,7 @@ def exact_product(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fp8_linear, "quantise", lambda x: (x, torch.ones(1)))
     monkeypatch.setattr(fp8_linear, "product", product)
-    monkeypatch.setattr(weights, "multiplies_blocks", lambda device, dtype: True)
+    monkeypatch.setattr(fp8_kept, "multiplies_blocks", lambda device, dtype: True)
 
 
 def published(name: str) -> bool:
@@ -132,13 +134,49 @@ def test_the_ledger_counts_what_stays(tmp_path: Path, family: str, dims: dict[st
     elif family == "qwen3_5":
         model = checkpoint(tmp_path, **dims)
     else:
-        model = checkpoint(tmp_path, moe=True, **dims | {"shared_expert_intermediate_size": 256})
+        model = checkpoint(tmp_path, moe=True, **dims | EXPERTS)
     quantise(tmp_path, model, published, (BLOCK, BLOCK))
     spec = read_spec(tmp_path, dtype="bfloat16")
     loaded = weights.load_model(spec, tmp_path, device="cpu", chunk_size=64)
     kept = [module for module in loaded.modules() if isinstance(module, Fp8Linear)]
     saved = sum(module.values.numel() - module.scales.nbytes for module in kept)
+    for module in loaded.modules():
+        if isinstance(module, SparseMoE) and module.up_scales is not None:
+            grids = module.up_scales.nbytes + module.down_scales.nbytes
+            saved += module.up.numel() + module.down.numel() - grids
     assert kept and saved == fp8_saving(loaded.spec)
+
+
+EXPERTS = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "num_experts": 5}
+
+
+@pytest.mark.parametrize("form", ["one by one", "fused", "one is not in FP8"])
+def test_experts(tmp_path: Path, form: str) -> None:
+    oracle = checkpoint(tmp_path, moe=True, **DIMS | EXPERTS)
+    other = "layers.2.mlp.experts.3.up_proj" if form == "one is not in FP8" else "none"
+    quantise(tmp_path, oracle, lambda n: published(n) and other not in n, (BLOCK, BLOCK))
+    if form == "fused":
+        fuse_experts(tmp_path / "model.safetensors")
+    bench = load(tmp_path)
+    held = [block.ffn.up.dtype == torch.float8_e4m3fn for block in bench.model.blocks]
+    assert held == [True, True, form != "one is not in FP8", True]
+    check_logits(bench, oracle)
+
+
+def fuse_experts(file: Path) -> None:
+    """All experts of a layer in one tensor a projection, the other published form."""
+    tensors = load_file(file)
+    for layer in range(4):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        for suffix in ("", "_scale_inv"):
+            parts = {
+                projection: [tensors.pop(f"{prefix}{i}.{projection}_proj.weight{suffix}") for i in range(5)]
+                for projection in ("gate", "up", "down")
+            }
+            pairs = zip(parts["gate"], parts["up"], strict=True)
+            tensors[f"{prefix}gate_up_proj{suffix}"] = torch.stack([torch.cat(pair) for pair in pairs])
+            tensors[f"{prefix}down_proj{suffix}"] = torch.stack(parts["down"])
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def test_other_blocks_are_dequantised(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 Rows are sorted by expert; a program takes a tile of rows of one expert. Which expert that is it works out
 from the sorted order itself, so the launch depends on sizes that the host knows and can be captured.
+
+Weights may be FP8 in blocks with one scale each: a tile lies within one block, so its product is that of the
+FP8 numbers, which bf16 holds exactly, times one number. Activations are not rounded.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Columns and depth of a tile.
+# Columns and depth of a tile; both divide the side of a block of FP8 weights.
 COLUMNS = 64
 DEPTH = 64
+BLOCK = 128
 
 
 class Choices(NamedTuple):
@@ -43,6 +47,7 @@ def _expert_product(
     x_ptr,
     x_stride,
     weight_ptr,
+    scales_ptr,
     factor_ptr,
     order_ptr,
     starts_ptr,
@@ -50,6 +55,7 @@ def _expert_product(
     n,
     top_k,
     k: tl.constexpr,
+    BLOCK: tl.constexpr,
     EXPERTS: tl.constexpr,
     EXPERT_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -57,6 +63,7 @@ def _expert_product(
     DEPTH: tl.constexpr,
     GATED: tl.constexpr,
     BY_TOKEN: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     # The tiles of expert 0 come first, then those of expert 1, ...: find this program's in that row.
     tile = tl.program_id(1)
@@ -88,16 +95,27 @@ def _expert_product(
     weight_row = expert.to(tl.int64) * rows_of_expert + tl.minimum(column, n - 1)
     weight_ptr += weight_row[:, None] * k + at[None, :]
     up_ptr = weight_ptr + n.to(tl.int64) * k
+    if SCALED:  # n and k are multiples of BLOCK
+        block_row = expert.to(tl.int64) * (rows_of_expert // BLOCK) + tl.program_id(0) * COLUMNS // BLOCK
+        scales_ptr += block_row * (k // BLOCK)
+        up_scales_ptr = scales_ptr + (n // BLOCK) * (k // BLOCK)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     acc_up = tl.zeros([ROWS, COLUMNS], tl.float32)
     for begin in tl.range(0, k, DEPTH, num_stages=3):
         inside = begin + at < k
         x = tl.load(x_ptr + begin, mask=valid[:, None] & inside[None, :], other=0.0)
         w = tl.load(weight_ptr + begin, mask=inside[None, :], other=0.0)
-        acc = tl.dot(x, w.T, acc, input_precision="ieee")
+        if SCALED:
+            acc += tl.dot(x, w.to(x.dtype).T, input_precision="ieee") * tl.load(scales_ptr + begin // BLOCK)
+        else:
+            acc = tl.dot(x, w.T, acc, input_precision="ieee")
         if GATED:
             w_up = tl.load(up_ptr + begin, mask=inside[None, :], other=0.0)
-            acc_up = tl.dot(x, w_up.T, acc_up, input_precision="ieee")
+            if SCALED:
+                product = tl.dot(x, w_up.to(x.dtype).T, input_precision="ieee")
+                acc_up += product * tl.load(up_scales_ptr + begin // BLOCK)
+            else:
+                acc_up = tl.dot(x, w_up.T, acc_up, input_precision="ieee")
     if GATED:
         acc = acc * tl.sigmoid(acc) * acc_up
     if not BY_TOKEN:
@@ -106,11 +124,23 @@ def _expert_product(
     tl.store(out_ptr, acc.to(out_ptr.dtype.element_ty), mask=valid[:, None] & in_n[None, :])
 
 
-def _launch(x: Tensor, weight: Tensor, choices: Choices, factors: Tensor | None, gated: bool) -> Tensor:
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor | None,
+    choices: Choices,
+    factors: Tensor | None,
+    gated: bool,
+) -> Tensor:
     experts, rows, k = weight.shape
     n = rows // 2 if gated else rows
     pairs = len(choices.order)
-    assert x.stride(1) == 1 and x.shape[1] == k and weight.is_contiguous() and x.dtype == weight.dtype
+    assert x.stride(1) == 1 and x.shape[1] == k and weight.is_contiguous()
+    if scales is None:
+        assert x.dtype == weight.dtype
+    else:
+        assert n % BLOCK == k % BLOCK == 0 and scales.shape == (experts, rows // BLOCK, k // BLOCK)
+        assert scales.is_contiguous()
     tile = min(max(triton.next_power_of_2(pairs // experts), 16), 64)
     tiles = min(pairs, pairs // tile + min(experts, pairs))  # each expert leaves one incomplete at most
     out = torch.empty(pairs, n, dtype=x.dtype, device=x.device)
@@ -118,6 +148,7 @@ def _launch(x: Tensor, weight: Tensor, choices: Choices, factors: Tensor | None,
         x,
         x.stride(0),
         weight,
+        scales,
         factors,
         choices.order,
         choices.starts,
@@ -125,6 +156,7 @@ def _launch(x: Tensor, weight: Tensor, choices: Choices, factors: Tensor | None,
         n,
         choices.top_k,
         k=k,
+        BLOCK=BLOCK,
         EXPERTS=experts,
         EXPERT_BLOCK=triton.next_power_of_2(experts),
         ROWS=tile,
@@ -132,24 +164,30 @@ def _launch(x: Tensor, weight: Tensor, choices: Choices, factors: Tensor | None,
         DEPTH=DEPTH,
         GATED=gated,
         BY_TOKEN=factors is None,
+        SCALED=scales is not None,
     )
     return out
 
 
-def expert_inner(x: Tensor, weight: Tensor, choices: Choices, *, gated: bool) -> Tensor:
+def expert_inner(
+    x: Tensor, weight: Tensor, choices: Choices, *, gated: bool, scales: Tensor | None = None
+) -> Tensor:
     """x[token] W[expert]ᵀ of every pair, in the order of `choices.order`.
 
     x: [T, K]; weight: [E, N, K], or [E, 2 N, K] = [gate | up] by rows if `gated`, where the result is
-    silu(gate) · up. fp32 inside. Returns [P, N] in x's dtype.
+    silu(gate) · up. `scales`: [E, N / 128, K / 128] (2 N if gated) fp32 of a weight in FP8 blocks. fp32
+    inside. Returns [P, N] in x's dtype.
     """
-    return _launch(x, weight, choices, None, gated)
+    return _launch(x, weight, scales, choices, None, gated)
 
 
-def expert_outer(inner: Tensor, weight: Tensor, choices: Choices, weights: Tensor) -> Tensor:
+def expert_outer(
+    inner: Tensor, weight: Tensor, choices: Choices, weights: Tensor, *, scales: Tensor | None = None
+) -> Tensor:
     """The weighed sum over each token's choices of inner W[expert]ᵀ.
 
-    inner: [P, K] in the order of `choices.order`; weight: [E, N, K]; weights: [T, top_k] fp32. Returns [T, N]
-    in inner's dtype; each summand is rounded to it, their sum is made in fp32.
+    inner: [P, K] in the order of `choices.order`; weight: [E, N, K]; weights: [T, top_k] fp32; scales: as in
+    `expert_inner`. Returns [T, N] in inner's dtype; each summand is rounded to it, their sum is made in fp32.
     """
-    pairs = _launch(inner, weight, choices, weights.contiguous(), False)
+    pairs = _launch(inner, weight, scales, choices, weights.contiguous(), False)
     return pairs.view(-1, choices.top_k, pairs.shape[1]).sum(1)

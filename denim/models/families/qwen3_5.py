@@ -30,6 +30,7 @@ from denim.models.causal_lm import (
     swiglu_targets,
 )
 from denim.models.family import Family
+from denim.models.fp8_kept import experts_in_fp8
 from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN
 from denim.spec.model import Layer, ModelSpec
@@ -55,7 +56,8 @@ class Block(nn.Module):
         if isinstance(layer.ffn, DenseFFN):
             self.ffn = GatedFFN(spec.hidden_size, layer.ffn.intermediate, **place)
         else:
-            self.ffn = SparseMoE(layer.ffn, spec.hidden_size, **place)
+            in_fp8 = experts_in_fp8(spec, layer.ffn, device)
+            self.ffn = SparseMoE(layer.ffn, spec.hidden_size, fp8_experts=in_fp8, **place)
 
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
         x = x + self.mixer(self.mixer_norm(x), batch)

@@ -41,3 +41,30 @@ def test_equals_one_by_one(
     choices = sort_choices(chosen, experts)
     out = expert_outer(expert_inner(x, up, choices, gated=gated), down, choices, weights)
     assert (out.double() - expected).abs().max() < 3e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_weights_in_fp8_blocks(gated: bool) -> None:
+    """As the same numbers dequantised; 384 = 3 blocks, so that neighbours' scales cannot be mistaken."""
+    torch.manual_seed(0)
+    tokens, experts, top_k, width, inner = 9, 3, 2, 256, 384
+    dtype = torch.float32
+    x = torch.randn(tokens, width, device=DEVICE, dtype=dtype)
+
+    def fp8(*shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        values = (torch.randn(shape, device=DEVICE) * 20).to(torch.float8_e4m3fn)
+        scales = (torch.rand(*shape[:-2], shape[-2] // 128, shape[-1] // 128, device=DEVICE) + 0.5) / 300
+        whole = scales.repeat_interleave(128, -1).repeat_interleave(128, -2)
+        return values, scales, values.to(dtype) * whole
+
+    up, up_scales, up_meant = fp8(experts, inner * (2 if gated else 1), width)
+    down, down_scales, down_meant = fp8(experts, width, inner)
+    weights = torch.rand(tokens, top_k, device=DEVICE)
+    choices = sort_choices(torch.rand(tokens, experts, device=DEVICE).topk(top_k).indices, experts)
+    inner_out = expert_inner(x, up, choices, gated=gated, scales=up_scales)
+    expected = expert_inner(x, up_meant, choices, gated=gated)
+    torch.testing.assert_close(inner_out, expected, rtol=1e-5, atol=1e-5)
+    out = expert_outer(inner_out, down, choices, weights, scales=down_scales)
+    torch.testing.assert_close(
+        out, expert_outer(expected, down_meant, choices, weights), rtol=1e-5, atol=1e-4
+    )
