@@ -23,9 +23,9 @@ class SparseMoE(nn.Module):
     intermediate]; width is that of the latent if the experts work on one, else the hidden size. `bias` (if
     there is a selection bias): [experts] fp32.
 
-    `fp8_experts`: `up` and `down` are FP8 in blocks of 128 x 128, and each block is multiplied with its number
-    in `up_scales` and `down_scales`, [experts, rows / 128, columns / 128] fp32; else these are None. Activations
-    are not quantised.
+    `fp8_experts`: `up` and `down` are FP8 in blocks of 128 x 128, each of which is multiplied with its number
+    in `up_scales` or `down_scales`, [experts, rows / 128, columns / 128] fp32; else these are None.
+    Activations are not quantised.
     """
 
     def __init__(

@@ -92,8 +92,8 @@ def test_beside_plain_rows_in_a_graph() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 7, 300])
 def test_experts(tokens: int) -> None:
-    """In one launch against one expert after another, whose weights are dequantised to bf16 first: that rounds
-    each of them once more, by up to 2^-9."""
+    """In one launch against one expert after another, whose weights are dequantised to bf16 first: that
+    rounds each of them once more, by up to 2^-9."""
     torch.manual_seed(0)
     spec = MoEFFN(num_experts=11, top_k=3, intermediate=384)
     layer = SparseMoE(spec, 256, dtype=torch.bfloat16, device=CUDA, fp8_experts=True)
