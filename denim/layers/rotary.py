@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from denim.layers.norm import in_kernels
 from denim.spec.model import Rope
 
 
@@ -59,6 +60,10 @@ class Rotary:
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """positions [T] -> cos, sin [T, 1, rotary_dim / 2], computed in fp32, returned in `dtype`."""
+        if in_kernels(positions):
+            from denim.layers.kernels.rotary_angles import rotary_angles
+
+            return rotary_angles(positions, self.frequencies, self.factor, dtype)
         angle = positions.float()[:, None, None] * self.frequencies
         return (angle.cos() * self.factor).to(dtype), (angle.sin() * self.factor).to(dtype)
 
