@@ -25,18 +25,21 @@ from denim.ledger.parameters import weight_bytes
 from denim.ledger.units import parse_bytes, size_text
 from denim.memory.fit import requests_that_fit
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
+from denim.models.fp8_kept import can_keep
 from denim.spec.model import ModelSpec
 
 log = logging.getLogger("denim")
 
 
 class Capacity(NamedTuple):
-    """`num_slabs` of the layout make the arena. The other three are the limits in force."""
+    """`num_slabs` of the layout make the arena beside so many `weight_bytes`. The others are the limits in
+    force."""
 
     num_slabs: int
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    weight_bytes: int
 
 
 def plan_capacity(
@@ -81,7 +84,8 @@ def plan_capacity(
     max_num_seqs = min(wanted_seqs, fitting)
     if max_num_seqs < (options.max_num_seqs or 0):
         log.warning("max_num_seqs clamped to %d, the requests that fit the arena", max_num_seqs)
-    return Capacity(num_slabs, max_model_len, max_num_seqs, batched)
+    weights = weight_bytes(spec, fp8_blocks=can_keep(spec, device))
+    return Capacity(num_slabs, max_model_len, max_num_seqs, batched, weights)
 
 
 def describe(spec: ModelSpec, layout: ArenaLayout, capacity: Capacity) -> str:
@@ -95,7 +99,7 @@ def describe(spec: ModelSpec, layout: ArenaLayout, capacity: Capacity) -> str:
     lengths = sorted({min(n, capacity.max_model_len) for n in (512, 4096, capacity.max_model_len)})
     fits = ", ".join(f"{requests_that_fit(layout, capacity.num_slabs, n)} of {n:,} tokens" for n in lengths)
     return (
-        f"{size_text(weight_bytes(spec))} of weights; {_dtypes(spec, layout)}; "
+        f"{size_text(capacity.weight_bytes)} of weights; {_dtypes(spec, layout)}; "
         f"arena {arena} ({capacity.num_slabs} slabs of {size_text(layout.slab_bytes)}); a request costs"
         f" {' + '.join(cost)}; fits {fits}; at most {capacity.max_num_seqs} run at once;"
         " prefixes are not reused between requests"

@@ -11,6 +11,7 @@ from torch import Tensor
 from denim.layers import fp8_linear
 from denim.layers.fp8_linear import BLOCK, Fp8Linear, multiplies_blocks, product, quantise
 from denim.layers.moe import SparseMoE
+from denim.ledger import weight_bytes
 from denim.models import fp8_kept
 from denim.models.weights import load_model
 from denim.spec.ffn import MoEFFN
@@ -127,6 +128,7 @@ def test_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     ours, kept, size = logits()
     assert kept == 4 * 4
+    assert abs(size - weight_bytes(spec, fp8_blocks=True)) < 4096, "fp32 in place of bf16 for small vectors"
     monkeypatch.setattr(fp8_linear, "product", lambda *args: reference_product(*args).bfloat16())
     same, _, _ = logits()
     monkeypatch.setattr(fp8_kept, "multiplies_blocks", lambda device, dtype: False)
