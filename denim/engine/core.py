@@ -21,12 +21,14 @@ from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import Prompt, PromptReader, ReadPrompt
 from denim.errors import DenimError, RequestError
+from denim.layers.paged_attention import StepLimits
 from denim.ledger.preemption import recompute_rule
 from denim.ledger.units import parse_bytes
 from denim.memory.arena import Arena
-from denim.memory.layout import ArenaLayout
+from denim.memory.layout import PAGE, ArenaLayout
 from denim.memory.storage import Storage
 from denim.memory.swap import SwapSpace
+from denim.runner.forward import Forward
 from denim.runner.plan import StepPlan
 from denim.runner.random import derive_seed
 from denim.runner.runner import Flight, Runner, StepOutput
@@ -56,6 +58,19 @@ class EngineCore:
         self.layout = ArenaLayout.of(spec, options.page_size, kv_dtype)
         self.capacity = capacity = plan_capacity(options, spec, self.layout, device)
         self._storage = Storage(self.layout, capacity.num_slabs, device, debug_poison=options.debug)
+        rows = capacity.max_num_seqs
+        limits = StepLimits(
+            spans=rows,
+            tokens=capacity.max_num_batched_tokens,
+            pages=rows * self.layout.need(capacity.max_model_len).get(PAGE, 0),
+        )
+        self._forward = Forward(
+            self.loaded.model,
+            self._storage,
+            limits,
+            attention=options.attention_backend,
+            eager=options.enforce_eager,
+        )
         self._reader = PromptReader(self.tokenizer, spec.vocab_size, capacity.max_model_len)
         self.steps = 0
         self.tokens = 0
@@ -83,7 +98,7 @@ class EngineCore:
         self.swap = SwapSpace(parse_bytes("swap_space", self.options.swap_space))
         rule = recompute_rule(self.spec, self.layout.request_bytes, self.loaded.device.type)
         self.scheduler = Scheduler(config, self.arena, self.swap, rule)
-        self.runner = Runner(self.loaded.model, self.arena, self._storage, self.swap)
+        self.runner = Runner(self._forward, self.arena, self.swap)
         self.requests: dict[str, InFlight] = {}
         self._flight: Flight | None = None  # a step whose outcome has not been taken
         self._request_of: dict[int, str] = {}

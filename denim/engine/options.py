@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from denim.errors import ConfigError
+from denim.layers.paged_attention import BACKENDS
 from denim.ledger.units import parse_bytes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -49,7 +50,9 @@ class EngineOptions:
     swap_space: host memory for preempted requests; beyond it they are computed again.
     async_scheduling: plan and start a step before the outcome of the last one is known, so that the host's
         work hides behind the device's. None: where there is a CUDA device.
-    enforce_eager: no captured graphs (there are none yet, so both values do the same).
+    enforce_eager: no captured graphs of decode steps, which a CUDA device has otherwise.
+    attention_backend: who attends over pages on a CUDA device: "flashinfer", "triton" or "torch"; "auto"
+        takes the best that is there.
     debug: freed slots and pages are filled with NaN, and invariants are checked after every step.
     """
 
@@ -69,6 +72,7 @@ class EngineOptions:
     chunk_size: int = 64
     async_scheduling: bool | None = None
     enforce_eager: bool = False
+    attention_backend: str = "auto"
     tensor_parallel_size: int = 1
     checkpoint_policy: str = "none"
     speculative: dict[str, Any] | None = None
@@ -87,6 +91,10 @@ class EngineOptions:
         for name in ("dtype", "state_dtype", "kv_dtype"):
             if getattr(self, name) not in DTYPES:
                 raise ConfigError(f"{name}={getattr(self, name)!r}; supported: {', '.join(DTYPES)}")
+        if self.attention_backend not in BACKENDS:
+            raise ConfigError(
+                f"attention_backend={self.attention_backend!r}; supported: {', '.join(BACKENDS)}"
+            )
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "chunk_size"):
             value = getattr(self, name)
             may_be_none = name.startswith("max_")

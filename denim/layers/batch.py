@@ -10,7 +10,7 @@ behind them are sequences of any length, which may begin from a slot that they d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,7 +49,7 @@ class StepBatch:
     page_indptr     [N + 1] int32, where in them each span's begins
     kv_lens         [N] int32, tokens to attend over, the span's own included
     q_indptr        [N + 1] int32, where each span begins among the T tokens
-    decode_slots    [R] int64, the slots of the decode rows; -1: padding
+    decode_slots    [R] int64, the slots of the decode rows
     prefill_slots   [N - R] int64, the slots that the spans behind them write
     carried         [C] int64, which of those spans begin from a state, counted from the first of them
     carried_slots   [C] int64, the slots that they begin from; the other spans are fresh
@@ -60,6 +60,9 @@ class StepBatch:
     saves           of the spans behind the decode rows: (tokens from the span's start, slot) of the states
                     that are wanted inside it
     attention       who attends over pages, planned for this batch; None: plain torch
+
+    A padding row, which only captured steps have, is a decode row with slot -1, token_pages -1, kv_lens 0 and
+    no pages: nothing is read or written for it, and its results may be anything.
     """
 
     memory: Memory
@@ -79,7 +82,7 @@ class StepBatch:
     page_offsets: list[int]
     slot_in: list[int]
     slot_out: list[int]
-    saves: list[list[tuple[int, int]]] = field(default_factory=list)
+    saves: list[Sequence[tuple[int, int]]] = field(default_factory=list)
     cos: Tensor | None = None
     sin: Tensor | None = None
     attention: PagedAttention | None = None

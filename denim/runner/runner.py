@@ -1,7 +1,7 @@
 """One step on the device: a step plan goes in, sampled tokens come out.
 
-Owns the model and the order of a step: moves, forward pass, scores, sampling. Carries out
-the plan as it is; must not decide what runs, nor know about queues, text or when a request ends.
+Owns the order of a step: moves, forward pass, scores, sampling. Carries out the plan as it is; must not
+decide what runs, nor know about queues, text or when a request ends.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from torch import Tensor
 from denim.layers.batch import StepBatch
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT
-from denim.memory.storage import Storage
 from denim.memory.swap import SwapSpace
-from denim.models.family import Model
+from denim.runner.forward import Forward
 from denim.runner.logprobs import TokenLogprobs, prompt_logprobs
-from denim.runner.packing import is_decode, pack, sender
+from denim.runner.packing import is_decode
 from denim.runner.plan import Span, StepPlan, Swap
 from denim.runner.sampler import Draw, Sampler
 
@@ -78,18 +77,13 @@ class Flight:
 class Runner:
     """Starts step plans of one model over one arena, in the order in which they come."""
 
-    def __init__(self, model: Model, arena: Arena, storage: Storage, swap: SwapSpace):
-        self.model = model
+    def __init__(self, forward: Forward, arena: Arena, swap: SwapSpace):
+        self.forward = forward
         self.arena = arena
-        self.storage = storage
+        self.storage = forward.storage
         self.swap = swap
-        self.device = storage.buffer.device
-        self.page_size = storage.layout.page_size
-        self.paged = storage.layout.has(PAGE)
         self.sampler = Sampler()
-        self._send = sender(self.device)
-        self._drawn = torch.empty(0, dtype=torch.int64, device=self.device)  # by the last step, on the device
-        self._rows_drawn: dict[int, int] = {}  # request id -> its row there
+        self._rows_drawn: dict[int, int] = {}  # request id -> its row in the tokens that the last step drew
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Flight:
@@ -107,22 +101,18 @@ class Runner:
         if not plan.spans:
             return flight
         spans = sorted(plan.spans, key=lambda span: not is_decode(span))
-        packed = pack(
-            spans,
-            self.storage,
-            page_size=self.page_size,
-            paged=self.paged,
-            send=self._send,
-            rows_before=self._rows_drawn,
-        )
-        tokens = packed.tokens
-        if packed.drawn_before is not None:
-            # A row without an answer drew NO_TOKEN; its request has failed, whatever comes of it here.
-            drawn = self._drawn[packed.drawn_before.clamp(min=0)].clamp(min=0)
-            tokens = torch.where(packed.drawn_before >= 0, drawn, tokens)
-        hidden = self.model(tokens, packed.batch)
-        self._score_prompts(spans, packed.batch, hidden, flight)
-        self._draw(spans, packed.batch, hidden, flight)
+        captured = self.forward.replay(spans, self._rows_drawn)
+        if captured is not None:
+            self._draw(spans, captured.logits, flight, captured.largest)
+            return flight
+        batch, hidden = self.forward.run(spans, self._rows_drawn)
+        self._score_prompts(spans, batch, hidden, flight)
+        drawing = [row for row, span in enumerate(spans) if span.sampling is not None]
+        if drawing:
+            last = torch.tensor([batch.cu_seqlens[row + 1] - 1 for row in drawing])
+            picked = hidden if len(last) == len(hidden) else hidden[last.to(hidden.device)]
+            logits = self.forward.model.logits(picked)
+            self._draw([spans[row] for row in drawing], logits, flight)
         return flight
 
     def _move(self, plan: StepPlan) -> None:
@@ -147,24 +137,20 @@ class Runner:
             reports: list[TokenLogprobs] = []
             for at in range(0, len(follows), SCORED_ROWS):
                 ids = follows[at : at + SCORED_ROWS]
-                logits = self.model.logits(hidden[begin + at : begin + at + len(ids)])
+                logits = self.forward.model.logits(hidden[begin + at : begin + at + len(ids)])
                 reports += prompt_logprobs(logits, ids, span.top_logprobs)
             flight.prompt_logprobs[span.request_id] = reports
 
-    def _draw(self, spans: Sequence[Span], batch: StepBatch, hidden: Tensor, flight: Flight) -> None:
-        rows = [(row, span) for row, span in enumerate(spans) if span.sampling is not None]
-        if not rows:
-            return
-        last = [batch.cu_seqlens[row + 1] - 1 for row, _ in rows]
-        picked = hidden if len(last) == len(hidden) else hidden[torch.tensor(last, device=self.device)]
-        flight.requests = [span.request_id for _, span in rows]
-        flight.draw = self.sampler.draw(
-            self.model.logits(picked),
-            [span.sampling for _, span in rows],
-            [int(span.tokens[-1] < 0) for _, span in rows],
-        )
-        self._drawn = flight.draw.tokens
+    def _draw(
+        self, spans: Sequence[Span], logits: Tensor, flight: Flight, largest: Tensor | None = None
+    ) -> None:
+        """A token for each of `spans` from its row of `logits`."""
+        states = [span.sampling for span in spans]
+        flight.requests = [span.request_id for span in spans]
+        flight.draw = self.sampler.draw(logits, states, [int(span.tokens[-1] < 0) for span in spans], largest)
         self._rows_drawn = {request_id: row for row, request_id in enumerate(flight.requests)}
+        if flight.draw.tokens is not largest:
+            self.forward.drawn[: len(states)].copy_(flight.draw.tokens)
 
 
 def _entries(swap: Swap) -> list[tuple[str, list[int]]]:

@@ -110,18 +110,23 @@ class Sampler:
         return self.draw(logits, states).result()
 
     def draw(
-        self, logits: Tensor, states: Sequence[SamplingState], ahead: Sequence[int] | None = None
+        self,
+        logits: Tensor,
+        states: Sequence[SamplingState],
+        ahead: Sequence[int] | None = None,
+        best: Tensor | None = None,
     ) -> Draw:
         """The next token of each row of `logits` [R, V] (float32, bfloat16 or float16; left unchanged).
 
         `states` are the R sampling states. They are read, not advanced: see `SamplingState.append`. `ahead`:
         how many tokens of each were drawn that its state has not been told; None: none of any.
+        `best`: `largest(logits)` where that is known already.
         """
         if self._batch is None or not self._batch.is_of(states, logits):
             self._batch = _Batch(states, logits)
         batch = self._batch
         if batch.plain:
-            tokens = largest(logits)
+            tokens = largest(logits) if best is None else best
         else:
             drawn = [
                 state.drawn + more for state, more in zip(states, ahead or [0] * len(states), strict=True)

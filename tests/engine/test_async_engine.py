@@ -250,7 +250,7 @@ def test_a_failing_step(mute: tuple[Path, Judge]) -> None:
     prompt = tokens_of(8, 0, VOCAB)
 
     async def scene(engine: AsyncEngine) -> tuple[list[StreamDelta], list[int]]:
-        model = engine._core.runner.model
+        model = engine._core.runner.forward.model
         forward = model.forward
 
         def fail(*args: Any) -> Any:

@@ -170,13 +170,13 @@ class Broken(RuntimeError):
 
 
 def fail_once(core: EngineCore, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    forward = core.runner.model.forward
+    forward = core.runner.forward.model.forward
 
     def raise_once(*args: Any) -> Any:
-        monkeypatch.setattr(core.runner.model, "forward", forward)
+        monkeypatch.setattr(core.runner.forward.model, "forward", forward)
         raise error
 
-    monkeypatch.setattr(core.runner.model, "forward", raise_once)
+    monkeypatch.setattr(core.runner.forward.model, "forward", raise_once)
 
 
 @pytest.mark.parametrize("n", [1, 3])

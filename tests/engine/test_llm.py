@@ -34,7 +34,7 @@ def script(llm: LLM, monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None
         out[:, next(drawn)] = 50.0
         return out
 
-    monkeypatch.setattr(llm.core.runner.model, "logits", logits)
+    monkeypatch.setattr(llm.core.runner.forward.model, "logits", logits)
 
 
 # Prompts and outputs

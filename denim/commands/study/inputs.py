@@ -76,7 +76,7 @@ def real_inputs(llm: LLM, texts: list[list[int]], tokens: int) -> RuleInputs:
     longer than the model's own context. On the CPU, where a token's step over few heads costs least. The
     engine has to take a window in one step.
     """
-    layers = [m for m in llm.core.runner.model.modules() if isinstance(m, GatedDeltaNetLayer)]
+    layers = [m for m in llm.core.runner.forward.model.modules() if isinstance(m, GatedDeltaNetLayer)]
     captured: dict[int, list[RuleInputs]] = {layer.index: [] for layer in layers}
 
     def capture(layer: nn.Module, args: tuple[Tensor, object], _: Tensor) -> None:

@@ -1,0 +1,94 @@
+"""The forward pass of a step on the device, eager or from a captured graph.
+
+Owns what outlives every single step there: the model, the planned attention, the graphs, and the tokens that
+the last step drew, which the next one may need before the host has seen them. Knows spans; must not know
+requests' states, sampling or when anything ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from denim.layers.batch import StepBatch
+from denim.layers.paged_attention import StepLimits, attention_backend, attention_shapes, paged_attention
+from denim.memory.layout import PAGE
+from denim.memory.storage import Storage
+from denim.models.family import Model
+from denim.runner.decode_graphs import DecodeGraphs, GraphOutput
+from denim.runner.packing import is_decode, pack, sender
+from denim.runner.plan import Span
+
+log = logging.getLogger("denim")
+
+
+class Forward:
+    """`drawn` [most spans] int64: what the last step drew, by row."""
+
+    def __init__(
+        self,
+        model: Model,
+        storage: Storage,
+        limits: StepLimits,
+        *,
+        attention: str = "auto",
+        eager: bool = False,
+    ) -> None:
+        """`limits`: of any step. `attention`: one of `denim.layers.paged_attention.BACKENDS`. `eager`: no
+        graphs; there are none without a CUDA device either. Raises ConfigError for an attention backend that
+        is not there."""
+        self.model = model
+        self.storage = storage
+        self.device = device = storage.buffer.device
+        self.page_size = storage.layout.page_size
+        self.paged = storage.layout.has(PAGE)
+        self._send = sender(device)
+        self.drawn = torch.zeros(limits.spans, dtype=torch.int64, device=device)
+        dtype = getattr(torch, model.spec.dtype)
+        shapes = attention_shapes(model.spec)
+        self.attention_backend = attention_backend(attention, shapes, dtype=dtype, device_type=device.type)
+        self.attention = paged_attention(
+            self.attention_backend,
+            shapes,
+            limits,
+            page_size=self.page_size,
+            dtype=dtype,
+            kv_dtype=next((getattr(torch, place.dtype) for place in storage.layout.page_tensors), dtype),
+            device=device,
+        )
+        capturable = device.type == "cuda" and (self.attention is not None or not shapes)
+        self.graphs = None
+        if capturable and not eager:
+            self.graphs = DecodeGraphs(model, storage, self.attention, limits, self.drawn)
+
+    def replay(self, spans: Sequence[Span], rows_before: Mapping[int, int]) -> GraphOutput | None:
+        """Decode rows that each draw a token, from a captured graph; None when these spans are not so."""
+        if self.graphs is None or not all(
+            is_decode(span) and span.sampling is not None and not span.all_logits for span in spans
+        ):
+            return None
+        return self.graphs(spans, rows_before)
+
+    def run(self, spans: Sequence[Span], rows_before: Mapping[int, int]) -> tuple[StepBatch, Tensor]:
+        """The batch of spans, decode rows first, and its hidden states [T, hidden].
+
+        rows_before: request id -> its row in `drawn`, for spans with a token that the host does not know.
+        """
+        batch, tokens, source = pack(
+            spans,
+            self.storage,
+            page_size=self.page_size,
+            paged=self.paged,
+            send=self._send,
+            rows_before=rows_before,
+        )
+        if source is not None:
+            # A row without an answer drew NO_TOKEN; its request has failed, whatever comes of it here.
+            tokens = torch.where(source >= 0, self.drawn[source.clamp(min=0)].clamp(min=0), tokens)
+        if self.attention is not None:
+            batch.attention = self.attention
+            self.attention.plan(batch)
+        return batch, self.model(tokens, batch)
