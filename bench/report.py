@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ import torch
 import denim
 
 
-def environment(device: str) -> dict[str, Any]:
-    """What the figures depend on."""
+def environment(device: str, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """What the figures depend on; `packages`: others whose versions belong to it."""
     if device.startswith("cuda"):
         name = torch.cuda.get_device_name(device)
     else:
@@ -26,7 +27,7 @@ def environment(device: str) -> dict[str, Any]:
         "device": name,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{name: _version(name) for name in ("triton", "transformers")},
+        **{name: _version(name) for name in ("triton", "transformers", *packages)},
         "denim": denim.__version__,
         "threads": torch.get_num_threads(),
     }

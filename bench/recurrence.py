@@ -1,0 +1,78 @@
+"""The kernels of the linear rules on one GPU, beside floors and other libraries, in one run.
+
+    python -m bench.recurrence [--section decode --section prefill …] [--json FILE]
+
+Every figure is the median over replays of a captured graph whose calls rotate among inputs that the cache
+cannot hold. The floor of a line is what its bytes or FLOPs take at the device's own measured rates; figures
+in brackets are times over it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from bench.report import environment
+from bench.rules import delta_decode, delta_prefill, errors, peers, tables
+from bench.rules.clock import Floors, floors
+from bench.rules.tables import Row
+
+PEER_PACKAGES = ("flash-linear-attention", "flash-qla", "mamba-ssm")
+
+SECTIONS: dict[str, Callable[[Floors], Iterator[Row]]] = {
+    "decode": delta_decode.gated_delta_rows,
+    "deferred": delta_decode.deferred_rows,
+    "kimi-decode": delta_decode.kimi_rows,
+    "prefill": delta_prefill.gated_delta_rows,
+    "kimi-prefill": delta_prefill.kimi_rows,
+}
+ERRORS = "errors"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--section", action="append", choices=(*SECTIONS, ERRORS))
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+
+    wanted = args.section or [*SECTIONS, ERRORS]
+    peers.own_kernels_only()
+    torch.manual_seed(0)
+    measured: list[Row] = []
+    found: list[errors.Error] = []
+    with torch.inference_mode():
+        limits = floors()
+        print(
+            f"{torch.cuda.get_device_name()}: copies at {limits.bytes_per_second / 1e9:,.0f} GB/s,"
+            f" bf16 products at {limits.flops_per_second / 1e12:,.0f} TFLOP/s\n",
+            flush=True,
+        )
+        for name in wanted:
+            begin = time.perf_counter()
+            if name == ERRORS:
+                found = list(errors.gated_delta_errors())
+                print("\n".join(errors.lines(found)), flush=True)
+            else:
+                rows = list(SECTIONS[name](limits))
+                measured += rows
+                print("\n".join(tables.lines(rows)), flush=True)
+            print(f"({name}: {time.perf_counter() - begin:.0f} s)\n", flush=True)
+    if args.json is not None:
+        record = {
+            "environment": environment("cuda", PEER_PACKAGES),
+            "floors": limits._asdict(),
+            "rows": [row.as_json() for row in measured],
+            "errors": [error.as_json() for error in found],
+        }
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

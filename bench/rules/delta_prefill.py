@@ -1,0 +1,184 @@
+"""Prefill of the delta rules by chunks beside peers, floors, and figures of peers that cannot be brought.
+
+Owns the inputs of these measurements. A sequence begins from a state and leaves one: Denim's in a slot, a
+peer's in tensors of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.rules import peers
+from bench.rules.clock import Floors, sets_of
+from bench.rules.delta_decode import DIM, HEADS, KIMI_HEADS, measured
+from bench.rules.tables import Row
+from denim.recurrence.chunk_table import ChunkTable
+from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
+from denim.recurrence.kernels.kimi_delta_chunks import kimi_delta_chunks
+
+LENGTHS = ((512, 1), (2048, 1), (8192, 1), (32768, 1), (2048, 16))  # tokens of a sequence, sequences
+CHUNK = 64
+KIMI_CHUNK = 32
+MOST_SETS = 8
+
+# FlashInfer 0.7.4 on an H200 of the same kind (torch 2.11, CUDA 13, 2026-11-30), the better of its two
+# forms; its kernels need the CuTe DSL, which was not at hand for this run. Microseconds in order of LENGTHS.
+FLASHINFER_EARLIER = {(16, 16): (29, 80, 150, 438, 221), (16, 32): (29, 97, 228, 786, 412)}
+
+
+class Prompt(NamedTuple):
+    """Inputs of the rule, `sets` of them, T tokens each in `sequences` of equal length.
+
+    rows: [sets, T, (2 Hk + Hv) d] = [q | k | v], q and k of length 1; a, b: [sets, T, Hv], before the gates;
+    log_decay, beta: the gates [sets, T, Hv] fp32; states: [sets * sequences, Hv, d, d].
+    """
+
+    key_heads: int
+    value_heads: int
+    sequences: int
+    rows: Tensor
+    a: Tensor
+    b: Tensor
+    a_log: Tensor
+    dt_bias: Tensor
+    log_decay: Tensor
+    beta: Tensor
+    states: Tensor
+
+    @property
+    def tokens(self) -> int:
+        return self.rows.shape[1]
+
+    def split(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v [sets, T, H, d], each dense."""
+        keys = self.key_heads * DIM
+        parts = self.rows.split((keys, keys, self.value_heads * DIM), dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, DIM)).contiguous() for part in parts)
+        return q, k, v
+
+    def table(self, i: int, size: int) -> ChunkTable:
+        """Chunks of set i, each sequence from and to its own slot."""
+        each = self.tokens // self.sequences
+        slots = list(range(i * self.sequences, (i + 1) * self.sequences))
+        return ChunkTable.of(range(0, self.tokens + 1, each), slots, slots, size, "cuda")
+
+
+def prompt_of(tokens: int, sequences: int, key_heads: int, value_heads: int) -> Prompt:
+    """Random inputs on the GPU; as many sets as the cache cannot hold, at most MOST_SETS."""
+    total, place = tokens * sequences, {"dtype": torch.bfloat16, "device": "cuda"}
+    channels = (2 * key_heads + value_heads) * DIM
+    sets = min(MOST_SETS, sets_of(total * channels * 2))
+    rows = torch.randn(sets, total, channels, **place)
+    unit = rows[..., : 2 * key_heads * DIM].view(sets, total, 2 * key_heads, DIM)
+    unit.copy_(torch.nn.functional.normalize(unit.float(), dim=-1))
+    a, b = torch.randn(2, sets, total, value_heads, **place)
+    a_log = torch.empty(value_heads, device="cuda").uniform_(0.5, 4).log_()
+    dt_bias = torch.full((value_heads,), -2.0, **place)
+    log_decay = -a_log.exp() * torch.nn.functional.softplus(a.float() + dt_bias)
+    states = torch.randn(sets * sequences, value_heads, DIM, DIM, device="cuda") * 0.1
+    beta = b.float().sigmoid()
+    return Prompt(key_heads, value_heads, sequences, rows, a, b, a_log, dt_bias, log_decay, beta, states)
+
+
+def delta_floor(floors: Floors, tokens: int, sequences: int, key_heads: int, value_heads: int) -> float:
+    """Microseconds: q, k, v and o in bf16 and two gates in fp32 moved once, the states read and written; or
+    the products of chunks of 64, d_k (6 d_v) for the state and 2 C (3 d_k + 2 d_v) inside a chunk."""
+    total = tokens * sequences
+    moved = total * ((2 * key_heads + 2 * value_heads) * DIM * 2 + 2 * value_heads * 4)
+    moved += 2 * sequences * value_heads * DIM * DIM * 4
+    flops = total * value_heads * (6 * DIM * DIM + 2 * CHUNK * (3 * DIM + 2 * DIM))
+    return floors.microseconds(moved, flops)
+
+
+def gated_delta_rows(floors: Floors) -> Iterator[Row]:
+    """Denim, fla and FlashQLA; FlashInfer from an earlier run."""
+    for heads in HEADS:
+        for (tokens, sequences), earlier in zip(LENGTHS, FLASHINFER_EARLIER[heads], strict=True):
+            yield from _gated_delta(floors, prompt_of(tokens, sequences, *heads), tokens, earlier)
+
+
+def _gated_delta(floors: Floors, prompt: Prompt, tokens: int, earlier: float) -> Iterator[Row]:
+    section, sequences, value_heads = "GDN prefill, µs", prompt.sequences, prompt.value_heads
+    floor = delta_floor(floors, tokens, sequences, prompt.key_heads, value_heads)
+    shape = _shape(f"{prompt.key_heads}/{value_heads} heads", tokens, sequences)
+    sets = len(prompt.rows)
+    tables = [prompt.table(i, CHUNK) for i in range(sets)]
+
+    def row(name: str, work: Callable[[int], object]) -> Row:
+        return measured(section, shape, name, work, sets, floor)
+
+    def denim(i: int) -> Tensor:
+        return gated_delta_chunks(
+            prompt.rows[i],
+            prompt.b[i],
+            prompt.a[i],
+            prompt.a_log,
+            prompt.dt_bias,
+            tables[i],
+            prompt.states,
+            prompt.key_heads,
+        )
+
+    yield Row(section, shape, "floor", floor)
+    yield row("Denim", denim)
+    each = (sequences, tokens)
+    q, k, v = prompt.split()
+    gates = (prompt.log_decay, prompt.beta)
+    states = prompt.states.view(sets, sequences, value_heads, DIM, DIM)
+    yield row(
+        "fla",
+        lambda i: peers.fla_delta_prefill(
+            *(x[i].unflatten(0, each) for x in (q, k, v, *gates)), states[i], None
+        )[0],
+    )
+    cu_seqlens = torch.arange(sequences + 1, device="cuda", dtype=torch.int32) * tokens
+    yield row(
+        "FlashQLA",
+        lambda i: peers.flashqla_delta_prefill(
+            *(x[i].unsqueeze(0) for x in (q, k, v, *gates)), states[i], cu_seqlens
+        )[0],
+    )
+    yield Row(section, shape, "FlashInfer*", earlier, floor, "* measured earlier, not in this run")
+
+
+def kimi_rows(floors: Floors) -> Iterator[Row]:
+    """KDA: Denim and fla."""
+    for tokens, sequences in LENGTHS:
+        yield from _kimi(floors, prompt_of(tokens, sequences, KIMI_HEADS, KIMI_HEADS), tokens)
+
+
+def _kimi(floors: Floors, prompt: Prompt, tokens: int) -> Iterator[Row]:
+    section, sequences = "KDA prefill, µs", prompt.sequences
+    floor = delta_floor(floors, tokens, sequences, KIMI_HEADS, KIMI_HEADS)
+    shape = _shape(f"{KIMI_HEADS} heads", tokens, sequences)
+    sets = len(prompt.rows)
+    f = torch.randn(sets, prompt.tokens, KIMI_HEADS * DIM, dtype=torch.bfloat16, device="cuda")
+    dt_bias = torch.full((KIMI_HEADS * DIM,), -2.0, device="cuda")
+    tables = [prompt.table(i, KIMI_CHUNK) for i in range(sets)]
+    yield Row(section, shape, "floor", floor)
+
+    def denim(i: int) -> Tensor:
+        return kimi_delta_chunks(
+            prompt.rows[i], prompt.b[i], f[i], prompt.a_log, dt_bias, tables[i], prompt.states
+        )
+
+    yield measured(section, shape, "Denim", denim, sets, floor)
+    q, k, v = prompt.split()
+    shaped = f.view(sets, prompt.tokens, KIMI_HEADS, DIM).float() + dt_bias.view(KIMI_HEADS, DIM)
+    log_decay = -prompt.a_log.exp().unsqueeze(-1) * torch.nn.functional.softplus(shaped)
+    del shaped
+    states = prompt.states.view(sets, sequences, KIMI_HEADS, DIM, DIM)
+
+    def fla(i: int) -> Tensor:
+        packed = (x[i].unflatten(0, (sequences, tokens)) for x in (q, k, v, log_decay, prompt.beta))
+        return peers.fla_kimi_prefill(*packed, states[i])[0]
+
+    yield measured(section, shape, "fla", fla, sets, floor)
+
+
+def _shape(heads: str, tokens: int, sequences: int) -> str:
+    return f"{heads}, {tokens}" if sequences == 1 else f"{heads}, {sequences} × {tokens}"
