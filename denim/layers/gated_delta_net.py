@@ -100,11 +100,12 @@ class GatedDeltaNetLayer(nn.Module):
     def _prefill_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
         """What `_prefill` does, in kernels, which also write the states that are wanted inside sequences."""
         from denim.layers.kernels.gated_rms_norm import gated_rms_norm
-        from denim.recurrence.kernels.gated_delta_chunks import LARGEST_CHUNK, gated_delta_chunks
+        from denim.recurrence.kernels.delta_pass import largest_chunk
+        from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
         from denim.recurrence.kernels.short_conv import short_conv_chunks
 
         spec = self.spec
-        table = batch.chunks(min(self.chunk_size, LARGEST_CHUNK))
+        table = batch.chunks(min(self.chunk_size, largest_chunk(projected.dtype)))
         qkv, z, b, a = self._parts(projected)
         rows = short_conv_chunks(
             qkv,

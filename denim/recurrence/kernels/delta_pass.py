@@ -257,18 +257,32 @@ def _join(
             tl.store(target, state, mask=mask)
 
 
-def plan_of(table: ChunkTable, heads: int, value_dim: int, dtype: torch.dtype, programs: int) -> PassPlan:
-    """How to cut the pass, from numbers that the host knows. programs: how many the device runs at once."""
+def largest_chunk(dtype: torch.dtype) -> int:
+    """The most tokens of a chunk of these kernels, so that its squares stay in registers."""
+    return 32 if dtype == torch.float32 else 64
+
+
+def plan_of(
+    table: ChunkTable, heads: int, value_dim: int, dtype: torch.dtype, device: torch.device
+) -> PassPlan:
+    """How to cut the pass, from numbers that the host knows."""
     if dtype == torch.float32:
         rows, warps, stages = 32, 8, 1
     else:
         rows, warps, stages = 64, 4, 2
     chunks = len(table.chunks)
-    walks = heads * triton.cdiv(value_dim, rows) * chunks / table.longest
-    segments = int(programs / walks)
+    walks = heads * triton.cdiv(value_dim, rows) * chunks / max(table.longest, 1)
+    segments = int(walks_at_once(device) / walks)
     # Two walks instead of one pay from about four segments on.
     span = triton.cdiv(table.longest, segments) if segments >= 4 and table.longest >= 128 else 0
     return PassPlan(rows, warps, stages, span)
+
+
+def walks_at_once(device: torch.device) -> int:
+    """Programs that fill a device: two on each multiprocessor."""
+    if device.type != "cuda":
+        return 1
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def delta_pass(

@@ -17,10 +17,16 @@ from torch import Tensor
 
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.decay import MIN_LOG_DECAY
-from denim.recurrence.kernels.delta_pass import TABLE, ChunkTerms, PassPlan, delta_pass, plan_of
+from denim.recurrence.kernels.delta_pass import (
+    TABLE,
+    ChunkTerms,
+    PassPlan,
+    delta_pass,
+    largest_chunk,
+    plan_of,
+)
 from denim.recurrence.kernels.triangular import inverse_of_unit_lower
 
-LARGEST_CHUNK = 64  # tokens; larger squares would not stay in registers
 SOFTPLUS_LINEAR = 20.0  # above it softplus(x) = x in fp32
 
 
@@ -114,14 +120,19 @@ def gated_delta_chunks(
     rows: [T, 2 * Hk * d_k + Hv * d_v] = [q | k | v] behind convolution, activation and, for q and k,
     normalisation; b, a: [T, Hv], rows of one distance; a_log: [Hv] fp32; dt_bias: [Hv]; state: [slots, Hv,
     d_v, d_k], slots any distance apart. beta = beta_limit * sigmoid(b), alpha = exp(-exp(a_log) softplus(a +
-    dt_bias)). scale is applied to q; None means d_k ** -0.5. table.size is at most LARGEST_CHUNK. plan: how the pass is
-    cut, None: `plan_of`.
+    dt_bias)). scale is applied to q; None means d_k ** -0.5. table.size is at most `largest_chunk`. plan: how
+    the pass is cut, None: `plan_of`.
     Returns [T, Hv, d_v] in rows' dtype. bf16 rows: bf16 operands, fp32 sums; fp32 rows: IEEE fp32 throughout.
     """
     heads, value_dim, key_dim = state.shape[1:]
     keys = key_heads * key_dim
     size = max(16, triton.next_power_of_2(table.size))
-    assert rows.stride(1) == 1 and b.stride() == a.stride() and b.stride(1) == 1 and size <= LARGEST_CHUNK
+    assert (
+        rows.stride(1) == 1
+        and b.stride() == a.stride()
+        and b.stride(1) == 1
+        and size <= largest_chunk(rows.dtype)
+    )
     scale = key_dim**-0.5 if scale is None else scale
     chunks = len(table.chunks)
     solve, scores = torch.empty(2, chunks, heads, size, size, dtype=rows.dtype, device=rows.device)
@@ -154,12 +165,5 @@ def gated_delta_chunks(
     k, q, values = rows[:, keys : 2 * keys], rows[:, :keys], rows[:, 2 * keys :]
     terms = ChunkTerms(solve, scores, k, q, k, since, until, None)
     if plan is None:
-        plan = plan_of(table, heads, value_dim, rows.dtype, _programs(rows))
+        plan = plan_of(table, heads, value_dim, rows.dtype, rows.device)
     return delta_pass(terms, values, table, state, scale, plan)
-
-
-def _programs(rows: Tensor) -> int:
-    """Walks that the device runs at once: two on a multiprocessor."""
-    if not rows.is_cuda:
-        return 2
-    return 2 * torch.cuda.get_device_properties(rows.device).multi_processor_count
