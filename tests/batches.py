@@ -27,7 +27,13 @@ def span_of(start: int, end: int, slot_in: int, slot_out: int, pages: Sequence[i
 
 
 def rows_of_pages(
-    tables: Sequence[Tensor], lengths: Sequence[int], news: Sequence[int], *, decode: int, page_size: int
+    tables: Sequence[Tensor],
+    lengths: Sequence[int],
+    news: Sequence[int],
+    *,
+    decode: int,
+    page_size: int,
+    device: str = "cpu",
 ) -> StepBatch:
     """The last `news` tokens of sequences of so many `lengths`, the first `decode` of them decode rows."""
     rows = zip(tables, lengths, news, strict=True)
@@ -35,4 +41,4 @@ def rows_of_pages(
         span_of(length - new, length, 0 if row < decode else -1, 0, table.tolist())
         for row, (table, length, new) in enumerate(rows)
     ]
-    return batch_of(spans, page_size=page_size)
+    return batch_of(spans, page_size=page_size, device=device)

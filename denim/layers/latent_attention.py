@@ -95,20 +95,37 @@ class LatentAttentionLayer(nn.Module):
         if self.query_norm is not None and self.query_up is not None:
             q = self.query_up(self.query_norm(q))
         q, q_shared = q.unflatten(-1, (spec.num_heads, -1)).split((spec.nope_dim, spec.rope_dim), dim=-1)
-        latent = self.latent_norm(latent)
         if self.turned:
             q_shared = _turn(q_shared, batch)
-            shared = _turn(shared.unsqueeze(1), batch).squeeze(1)
-
         pages = batch.memory.kv(self.index)
-        pages[batch.token_pages, batch.token_offsets] = narrowed(
-            torch.cat((latent, shared), dim=-1), pages.dtype
-        )
-
+        self._store(latent, shared, pages, batch)
         out = self._attend(q, q_shared, pages, batch)
         if spec.gated:
             out = out * torch.sigmoid(gate.float()).to(out.dtype).unsqueeze(-1)
         return self.out(out.flatten(1))
+
+    def _store(self, latent: Tensor, shared: Tensor, pages: Tensor, batch: StepBatch) -> None:
+        """Norm the latents [T, latent] and turn the shared keys [T, rope]; both go into their pages."""
+        norm = self.latent_norm
+        if batch.attention is not None:
+            from denim.layers.kernels.latent_key import latent_key
+
+            latent_key(
+                latent,
+                shared,
+                pages,
+                batch.token_pages,
+                batch.token_offsets,
+                scale=norm.scale,
+                eps=norm.eps,
+                cos=batch.cos if self.turned else None,
+                sin=batch.sin if self.turned else None,
+            )
+            return
+        if self.turned:
+            shared = _turn(shared.unsqueeze(1), batch).squeeze(1)
+        kept = torch.cat((norm(latent), shared), dim=-1)
+        pages[batch.token_pages, batch.token_offsets] = narrowed(kept, pages.dtype)
 
     def _attend(self, q: Tensor, q_shared: Tensor, pages: Tensor, batch: StepBatch) -> Tensor:
         """Every span over its own pages: q [T, heads, nope], q_shared [T, heads, rope] ->

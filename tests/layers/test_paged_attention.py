@@ -1,0 +1,61 @@
+"""Who attends: the choice by what is there, and refusals that say what is missing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from denim.errors import ConfigError
+from denim.layers.paged_attention import AttentionShape, attention_backend, attention_shapes, paged_attention
+from denim.layers.paged_attention import StepLimits as Limits
+from denim.spec.reader import read_spec
+from tests.tiny import config_values
+
+WIDE, ODD, LATENT = AttentionShape(8, 2, 256), AttentionShape(8, 2, 96), AttentionShape(32, 1, 512, 64)
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def chosen(
+    wanted: str, *shapes: AttentionShape, dtype: torch.dtype = BF16, device: str = "cuda", **there: bool
+) -> str:
+    there = {"has_triton": True, "has_flashinfer": True} | there
+    return attention_backend(wanted, shapes, dtype=dtype, device_type=device, **there)
+
+
+def test_auto_takes_what_is_there() -> None:
+    assert chosen("auto", WIDE, device="cpu") == "torch"
+    assert chosen("auto", WIDE, has_triton=False) == "torch"
+    assert chosen("auto", WIDE, dtype=FP32) == chosen("auto", ODD) == "triton"
+    assert chosen("auto", WIDE, has_flashinfer=False) == "triton"
+
+
+def test_forced() -> None:
+    for wanted in ("torch", "triton", "flashinfer"):
+        assert chosen(wanted, WIDE, LATENT) == wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape", "given", "reason"),
+    [
+        ("triton", WIDE, {"device": "cpu"}, "needs a CUDA device"),
+        ("triton", WIDE, {"has_triton": False}, "needs Triton"),
+        ("flashinfer", WIDE, {"has_flashinfer": False}, "pip install flashinfer-python"),
+        ("flashinfer", WIDE, {"dtype": FP32}, "not in torch.float32"),
+        ("flashinfer", ODD, {}, "no kernels for heads of 96"),
+    ],
+)
+def test_refused(wanted: str, shape: AttentionShape, given: dict, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        chosen(wanted, shape, **given)
+
+
+def test_shapes_of_a_model() -> None:
+    spec = read_spec(config_values() | {"model_type": "qwen3_5_text"})
+    mixer = next(layer.mixer for layer in spec.layers if layer.mixer.letter == "F")
+    assert attention_shapes(spec) == (AttentionShape(mixer.num_heads, mixer.num_kv_heads, mixer.head_dim),)
+
+
+def test_plain_torch_is_no_object() -> None:
+    place = {"page_size": 16, "dtype": BF16, "kv_dtype": BF16, "device": torch.device("cpu")}
+    assert paged_attention("torch", [WIDE], Limits(1, 1, 1), **place) is None
+    assert paged_attention("triton", [], Limits(1, 1, 1), **place) is None
