@@ -18,6 +18,9 @@ from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, 
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import GatedDeltaNet
 
+# Decode rows for which the fused step may spread a key head over several programs.
+MOST_SHARED_ROWS = 512
+
 
 class GatedDeltaNetLayer(nn.Module):
     """`in_proj.weight` is [q | k | v | z | b | a] by rows; `conv` is [channels, width]."""
@@ -52,6 +55,14 @@ class GatedDeltaNetLayer(nn.Module):
             torch.empty(spec.num_value_heads, dtype=torch.float32, device=device), requires_grad=False
         )
         self.dt_bias = empty(spec.num_value_heads)
+        # Counters of the fused decode step, by which programs that share a key head find the last of them.
+        arrivals = torch.zeros(MOST_SHARED_ROWS, spec.num_key_heads, dtype=torch.int32, device=device)
+        self.register_buffer("arrivals", arrivals, persistent=False)
+        self.register_buffer("conv_taps", torch.empty_like(self.conv).t().contiguous(), persistent=False)
+
+    def prepare(self) -> None:
+        """Once the weights are loaded: the convolution's by tap, [width, channels], as decode reads them."""
+        self.conv_taps = self.conv.t().contiguous()
 
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
         """x: [T, hidden] -> [T, hidden]; reads every span's slot, writes its `slot_out`."""
@@ -74,7 +85,7 @@ class GatedDeltaNetLayer(nn.Module):
 
         return gated_delta_step_fused(
             projected,
-            self.conv,
+            self.conv_taps,
             self.A_log,
             self.dt_bias,
             self.norm.scale,
@@ -82,7 +93,7 @@ class GatedDeltaNetLayer(nn.Module):
             batch.decode_slots,
             batch.memory.state(self.index, "conv"),
             batch.memory.state(self.index, "recurrent"),
-            self.spec.num_key_heads,
+            self.arrivals,
             self.spec.beta_limit,
         )
 

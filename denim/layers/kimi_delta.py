@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denim.layers.batch import StepBatch
+from denim.layers.gated_delta_net import MOST_SHARED_ROWS
 from denim.layers.linear import Linear
 from denim.layers.norm import GatedRMSNorm
+from denim.recurrence.backend import TRITON, decode_backend, prefill_backend
 from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import KimiDelta
@@ -62,23 +64,35 @@ class KimiDeltaLayer(nn.Module):
         self.conv = empty(spec.conv_channels, spec.conv_width)
         self.A_log = empty(spec.num_heads, of=torch.float32)
         self.dt_bias = empty(self.key_rows, of=torch.float32)
+        # Counters of the fused decode step, by which programs that share a head find the last of them.
+        arrivals = torch.zeros(MOST_SHARED_ROWS, spec.num_heads, dtype=torch.int32, device=device)
+        self.register_buffer("arrivals", arrivals, persistent=False)
+        self.register_buffer("conv_taps", torch.empty_like(self.conv).t().contiguous(), persistent=False)
+
+    def prepare(self) -> None:
+        """Once the weights are loaded: the convolution's by tap, [width, channels], as decode reads them."""
+        self.conv_taps = self.conv.t().contiguous()
 
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
         """x: [T, hidden] -> [T, hidden]; reads every span's slot, writes its `slot_out`."""
-        spec = self.spec
         qkv, b, f, g = self.in_proj(x).split(self.rows, dim=-1)
         f = f if self.decay_up is None else self.decay_up(f)
         g = g if self.gate_up is None else self.gate_up(g)
-        log_decay, beta = self._log_decay(f), b.float().sigmoid()
-
         rows = batch.num_decode
         parts = []
         if rows:
-            parts.append(self._decode(qkv[:rows], log_decay[:rows], beta[:rows], batch))
+            fused = decode_backend(x.device.type) == TRITON
+            decode = self._decode_fused if fused else self._decode
+            parts.append(decode(qkv[:rows], b[:rows], f[:rows], g[:rows], batch))
         if rows < len(x):
-            parts.append(self._prefill(qkv[rows:], log_decay[rows:], beta[rows:], batch))
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self.out(self.norm(y, g.unflatten(-1, (spec.num_heads, spec.value_dim))).flatten(1))
+            fused = prefill_backend(x.device.type) == TRITON
+            prefill = self._prefill_fused if fused else self._prefill
+            parts.append(prefill(qkv[rows:], b[rows:], f[rows:], g[rows:], batch))
+        return self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def _gated(self, out: Tensor, g: Tensor) -> Tensor:
+        """[T, H, d_v] and its gate [T, H * d_v] -> [T, H * d_v]."""
+        return self.norm(out, g.unflatten(-1, (self.spec.num_heads, self.spec.value_dim))).flatten(1)
 
     def _log_decay(self, f: Tensor) -> Tensor:
         """[T, H * d_k] -> the log of the decay, [T, H, d_k] in fp32, always <= 0."""
@@ -89,17 +103,63 @@ class KimiDeltaLayer(nn.Module):
             return -rate * F.softplus(biased)
         return spec.decay_floor * torch.sigmoid(rate * biased)
 
-    def _decode(self, qkv: Tensor, log_decay: Tensor, beta: Tensor, batch: StepBatch) -> Tensor:
-        """One token for each decode row, [R, channels] -> [R, H, d_v] in fp32; states updated in place."""
+    def _decode_fused(self, qkv: Tensor, b: Tensor, f: Tensor, g: Tensor, batch: StepBatch) -> Tensor:
+        """What `_decode` does, as one kernel."""
+        from denim.recurrence.kernels.kimi_delta_step import kimi_delta_step_fused
+
+        return kimi_delta_step_fused(
+            qkv,
+            b,
+            f,
+            g,
+            self.conv_taps,
+            self.A_log,
+            self.dt_bias,
+            self.norm.scale,
+            self.norm.eps,
+            batch.decode_slots,
+            batch.memory.state(self.index, "conv"),
+            batch.memory.state(self.index, "recurrent"),
+            self.arrivals,
+            self.spec.decay_floor,
+        )
+
+    def _decode(self, qkv: Tensor, b: Tensor, f: Tensor, g: Tensor, batch: StepBatch) -> Tensor:
+        """One token for each decode row -> [R, H * d_v]; states updated in place."""
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
         with batch.gathered(conv) as window:
             q, k, v = self._heads(F.silu(short_conv_step(qkv, self.conv, window)))
         with batch.in_place(states) as rows:
-            return gated_delta_step(q, k, v, log_decay, beta, rows)
+            out = gated_delta_step(q, k, v, self._log_decay(f), b.float().sigmoid(), rows)
+        return self._gated(out, g)
 
-    def _prefill(self, qkv: Tensor, log_decay: Tensor, beta: Tensor, batch: StepBatch) -> Tensor:
-        """Sequences of any length behind one another, in the chunked form: [T, channels] -> [T, H, d_v]."""
+    def _prefill_fused(self, qkv: Tensor, b: Tensor, f: Tensor, g: Tensor, batch: StepBatch) -> Tensor:
+        """What `_prefill` does, in kernels, which also write the states that are wanted inside sequences."""
+        from denim.layers.kernels.gated_rms_norm import gated_rms_norm
+        from denim.recurrence.kernels.delta_pass import largest_chunk
+        from denim.recurrence.kernels.kimi_delta_chunks import kimi_delta_chunks
+        from denim.recurrence.kernels.short_conv import short_conv_chunks
+
+        spec = self.spec
+        table = batch.chunks(min(self.chunk_size, largest_chunk(qkv.dtype)))
+        rows = short_conv_chunks(
+            qkv,
+            self.conv,
+            table,
+            batch.memory.state(self.index, "conv"),
+            silu=True,
+            unit_heads=2 * spec.num_heads,
+            head_dim=spec.key_dim,
+        )
+        states = batch.memory.state(self.index, "recurrent")
+        out = kimi_delta_chunks(
+            rows, b, f, self.A_log, self.dt_bias, table, states, decay_floor=spec.decay_floor
+        )
+        return gated_rms_norm(out, g, self.norm.scale, self.norm.eps, sigmoid=True)
+
+    def _prefill(self, qkv: Tensor, b: Tensor, f: Tensor, g: Tensor, batch: StepBatch) -> Tensor:
+        """Sequences of any length behind one another, in the chunked form -> [T, H * d_v]."""
         cu_seqlens = batch.prefill_cu_seqlens
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
@@ -109,15 +169,15 @@ class KimiDeltaLayer(nn.Module):
             q,
             k,
             v,
-            log_decay,
-            beta,
+            self._log_decay(f),
+            b.float().sigmoid(),
             cu_seqlens=cu_seqlens,
             initial_state=batch.starting(states),
             chunk_size=self.chunk_size,
         )
         conv.index_copy_(0, batch.prefill_slots, window)
         states.index_copy_(0, batch.prefill_slots, final.to(states.dtype))
-        return out
+        return self._gated(out, g)
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, channels] after the convolution -> normalised q, k [T, H, d_k] and v [T, H, d_v] in fp32."""

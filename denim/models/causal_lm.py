@@ -90,7 +90,7 @@ class CausalLM(nn.Module):
     def prepare(self) -> None:
         """Fix what is derived from weights. Call once after they are loaded."""
         for module in self.modules():
-            if isinstance(module, RMSNorm):
+            if module is not self and hasattr(module, "prepare"):
                 module.prepare()
         for module in self.modules():
             if isinstance(module, Linear):

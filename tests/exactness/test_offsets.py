@@ -59,11 +59,12 @@ def test_fused_step_far_apart(what: str) -> None:
     projected = torch.randn(3, channels + heads * value_dim + 2 * heads)
     projected, window = projected.bfloat16(), torch.randn(3, 3, channels).bfloat16()
     state = torch.randn(3, heads, value_dim, key_dim).bfloat16()
-    parts = torch.randn(channels, 4).bfloat16(), torch.randn(heads), torch.randn(heads), torch.ones(value_dim)
+    parts = torch.randn(4, channels).bfloat16(), torch.randn(heads), torch.randn(heads), torch.ones(value_dim)
 
     def step(projected: Tensor, window: Tensor, state: Tensor) -> Tensor:
         slots = torch.tensor([2, 0, 1])
-        return gated_delta_step_fused(projected, *parts, 1e-6, slots, window, state, key_heads)
+        arrivals = torch.zeros(3, key_heads, dtype=torch.int32)
+        return gated_delta_step_fused(projected, *parts, 1e-6, slots, window, state, arrivals)
 
     if what == "tokens":
         places = spread(projected, FAR // 2), window.clone(), state.clone()

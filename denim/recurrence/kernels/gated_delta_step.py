@@ -2,11 +2,9 @@
 
 Fuses the short convolution with SiLU, the normalisation of q and k, the gates, the gated delta rule on the
 state in its arena slot, and the gated norm. The state is read once and written once; everything else that
-moves is a few KiB a row.
+moves is a few KiB a row. How several programs share a key head: `fused_delta`.
 
-A program owns one key head of one row: it alone reads that head's columns of the convolution window and so
-may shift them in place, and it takes the value heads of the group one after the other. Offsets into slots
-are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
+Offsets into slots are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
 """
 
 from __future__ import annotations
@@ -16,46 +14,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from denim.recurrence.deferred import Ring
 from denim.recurrence.gated_delta import L2NORM_EPS
-
-# Threads of a program: a 128 x 128 state in fp32 takes 64 registers of each of 256 threads.
-WARPS = 8
-
-
-@triton.jit
-def _load(ptr, mask):
-    return tl.load(ptr, mask=mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _convolve(x_ptr, window_ptr, weight_ptr, channels, total: tl.constexpr, width: tl.constexpr, mask):
-    """silu of the convolution of `channels`, whose window moves on by one column. fp32.
-
-    A short vector lies in several warps at once, and only one of them stores. So every column is read by all
-    before it is overwritten: a barrier stands between its last load and its store.
-    """
-    weight_ptr += channels * width
-    window_ptr += channels
-    x = tl.load(x_ptr + channels, mask=mask, other=0.0)
-    acc = x.to(tl.float32) * _load(weight_ptr + width - 1, mask)
-    for j in tl.static_range(width - 1):
-        acc += _load(window_ptr + j * total, mask) * _load(weight_ptr + j, mask)
-    for j in tl.static_range(1, width - 1):
-        column = tl.load(window_ptr + j * total, mask=mask, other=0.0)
-        tl.debug_barrier()
-        tl.store(window_ptr + (j - 1) * total, column, mask=mask)
-    if width > 1:
-        tl.debug_barrier()
-        tl.store(window_ptr + (width - 2) * total, x, mask=mask)
-    acc = acc.to(x_ptr.dtype.element_ty).to(tl.float32)  # the plain form returns the model's dtype here
-    return acc * tl.sigmoid(acc)
+from denim.recurrence.kernels.delta_tile import (
+    Tiling,
+    in_parts,
+    key_channels,
+    outer,
+    parts_of,
+    products,
+    read,
+    tile_offsets,
+    tiling_of,
+)
+from denim.recurrence.kernels.fused_delta import WHOLE_HEAD_WARPS, arrive, convolve, gated_norm, move_window
+from denim.recurrence.kernels.update_ring import load_records, recorded, ring_arguments, ring_lengths, written
 
 
 @triton.jit
 def _step(
     projected_ptr,
     projected_stride,
-    weight_ptr,
+    taps_ptr,
     a_log_ptr,
     dt_bias_ptr,
     norm_ptr,
@@ -64,75 +44,184 @@ def _step(
     window_stride,
     state_ptr,
     state_stride,
+    arrivals_ptr,
+    partial_ptr,
     out_ptr,
+    pending_ptr,
+    ring_keys_ptr,
+    ring_keys_stride,
+    ring_updates_ptr,
+    ring_updates_stride,
+    ring_decays_ptr,
+    ring_decays_stride,
     scale,
     l2_eps,
     norm_eps,
     beta_limit,
     key_heads: tl.constexpr,
     group: tl.constexpr,
+    taken: tl.constexpr,
     key_dim: tl.constexpr,
     value_dim: tl.constexpr,
     width: tl.constexpr,
-    block_k: tl.constexpr,
-    block_v: tl.constexpr,
+    parts: tl.constexpr,
+    inner: tl.constexpr,
+    tile_rows: tl.constexpr,
+    splits: tl.constexpr,
+    padded_value_dim: tl.constexpr,
+    length: tl.constexpr,
+    padded_length: tl.constexpr,
+    late: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    first_head = tl.program_id(1) * taken
+    row = tl.program_id(2).to(tl.int64)
     slot = tl.load(slots_ptr + row)
     if slot < 0:
         return
+    head = first_head // group
     value_heads: tl.constexpr = key_heads * group
     keys: tl.constexpr = key_heads * key_dim
     values: tl.constexpr = value_heads * value_dim
     channels: tl.constexpr = 2 * keys + values
+    readers: tl.constexpr = splits * (group // taken)
     x_ptr = projected_ptr + row * projected_stride
+    out_row = out_ptr + row * values
+    partial_row = partial_ptr + row * values
     window = window_ptr + slot * window_stride
-    k_at = tl.arange(0, block_k)
-    v_at = tl.arange(0, block_v)
+    state = state_ptr + slot * state_stride
+    k_at = tl.arange(0, parts * inner)
+    v_at = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     k_mask = k_at < key_dim
     v_mask = v_at < value_dim
+    q_channels = head * key_dim + k_at
+    key_tile = key_channels(parts, inner)
+    tile = tile_offsets(v_at, key_tile, key_dim)
+    tile_mask = v_mask[:, None, None] & (key_tile < key_dim)
 
-    q = _convolve(x_ptr, window, weight_ptr, head * key_dim + k_at, channels, width, k_mask)
-    k = _convolve(x_ptr, window, weight_ptr, keys + head * key_dim + k_at, channels, width, k_mask)
-    q = q * tl.rsqrt(tl.sum(q * q, 0) + l2_eps) * scale
-    k = k * tl.rsqrt(tl.sum(k * k, 0) + l2_eps)
+    q = convolve(x_ptr, window, taps_ptr, q_channels, channels, width, k_mask)
+    k = convolve(x_ptr, window, taps_ptr, keys + q_channels, channels, width, k_mask)
+    if length > 0:
+        pending = tl.load(pending_ptr + row)
+        ring_keys = ring_keys_ptr + slot * ring_keys_stride + head * key_dim
 
-    norm = tl.load(norm_ptr + v_at, mask=v_mask, other=0.0)
-    tile = v_at[:, None] * key_dim + k_at[None, :]
-    tile_mask = v_mask[:, None] & k_mask[None, :]
-    for i in tl.static_range(group):
-        value_head = head * group + i
-        state = state_ptr + slot * state_stride + value_head * (value_dim * key_dim) + tile
-        s = tl.load(state, mask=tile_mask, other=0.0).to(tl.float32)
-        v = _convolve(
-            x_ptr, window, weight_ptr, 2 * keys + value_head * value_dim + v_at, channels, width, v_mask
-        )
-        z = _load(x_ptr + channels + value_head * value_dim + v_at, v_mask)
+    for i in tl.static_range(taken):
+        value_head = first_head + i
+        head_state = state + value_head * (value_dim * key_dim) + tile
+        if length > 0:
+            ring_updates = ring_updates_ptr + slot * ring_updates_stride + value_head * value_dim
+            ring_decays = ring_decays_ptr + slot * ring_decays_stride + value_head
+            kj, uj, gj, first = load_records(
+                ring_keys,
+                ring_updates,
+                ring_decays,
+                pending,
+                k_at,
+                v_at,
+                keys,
+                values,
+                value_heads,
+                key_dim,
+                value_dim,
+                False,
+                padded_length,
+            )
+        s = tl.load(head_state, mask=tile_mask, other=0.0).to(tl.float32)
+        if i == 0:
+            qq, kk, qk = products(q, k)
+            q_norm = tl.rsqrt(qq + l2_eps) * scale
+            k_norm = tl.rsqrt(kk + l2_eps)
+            q_tile = in_parts(q, parts, inner)
+            k_tile = in_parts(k, parts, inner)
+        v_channels = 2 * keys + value_head * value_dim + v_at
+        v = convolve(x_ptr, window, taps_ptr, v_channels, channels, width, v_mask)
         gates = x_ptr + channels + values + value_head
         beta = beta_limit * tl.sigmoid(tl.load(gates).to(tl.float32))
         a = tl.load(gates + value_heads).to(tl.float32) + tl.load(dt_bias_ptr + value_head).to(tl.float32)
         softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
-        decay = tl.exp(-tl.exp(tl.load(a_log_ptr + value_head)) * softplus)
+        log_decay = -tl.exp(tl.load(a_log_ptr + value_head)) * softplus
 
-        s = s * decay
-        u = beta * (v - tl.sum(s * k[None, :], 1))
-        s = s + u[:, None] * k[None, :]
-        tl.debug_barrier()  # a small tile lies in several warps at once, as above
-        tl.store(state, s.to(state_ptr.dtype.element_ty), mask=tile_mask)
-        o = tl.sum(s * q[None, :], 1)
+        behind_k = 0.0
+        behind_q = 0.0
+        total = log_decay
+        if length > 0:
+            total, behind_k, behind_q = recorded(kj, uj, gj, first, log_decay, q, k, False, padded_length)
+        # Both reads from the state as it was, so that neither waits for the other: S q = S' q + u (k . q).
+        decay = tl.exp(total)
+        u = beta * (v - (read(s, k_tile * decay) + behind_k) * k_norm)
+        o = (read(s, q_tile * decay) + behind_q) * q_norm + u * (qk * q_norm * k_norm)
+        if splits > 1:
+            tl.store(partial_row + value_head * value_dim + v_at, o, mask=v_mask)
 
-        o = o * tl.rsqrt(tl.sum(o * o, 0) / value_dim + norm_eps) * norm * z * tl.sigmoid(z)
-        tl.store(
-            out_ptr + row * values + value_head * value_dim + v_at,
-            o.to(out_ptr.dtype.element_ty),
-            mask=v_mask,
-        )
+        if length == 0:
+            s = s * decay + outer(u * k_norm, k_tile)
+            if not late:
+                tl.debug_barrier()  # a small tile lies in several warps: all have read before one stores
+                s_out = s.to(state_ptr.dtype.element_ty)
+                tl.store(head_state, s_out, mask=tile_mask)
+        elif pending == length - 1:
+            s = written(
+                s,
+                ring_keys,
+                ring_updates,
+                ring_decays,
+                length - 1,
+                log_decay,
+                key_tile,
+                v_at,
+                keys,
+                values,
+                value_heads,
+                key_dim,
+                value_dim,
+                False,
+            )
+            s += outer(u * k_norm, k_tile)
+            tl.debug_barrier()
+            s_out = s.to(state_ptr.dtype.element_ty)
+            tl.store(head_state, s_out, mask=tile_mask)
+        else:
+            tl.store(ring_updates + pending * values + v_at, u, mask=v_mask)
+            if tl.program_id(0) == 0:
+                tl.store(ring_decays + pending * value_heads, log_decay)
+                if value_head % group == 0:
+                    tl.store(ring_keys + pending * keys + k_at, k * k_norm, mask=k_mask)
+        if not late:
+            move_window(x_ptr, window, v_channels, channels, width, v_mask)
+        if splits == 1:
+            norm = tl.load(norm_ptr + v_at, mask=v_mask, other=0.0)
+            z = tl.load(x_ptr + channels + value_head * value_dim + v_at, mask=v_mask, other=0.0)
+            y = gated_norm(o, norm, z.to(tl.float32), value_dim, norm_eps, False)
+            tl.store(out_row + value_head * value_dim + v_at, y.to(out_ptr.dtype.element_ty), mask=v_mask)
+
+    if readers == 1:
+        move_window(x_ptr, window, q_channels, channels, width, k_mask)
+        move_window(x_ptr, window, keys + q_channels, channels, width, k_mask)
+    else:
+        last = arrive(arrivals_ptr + row * key_heads + head, readers)
+        if late:
+            s_out = s.to(state_ptr.dtype.element_ty)
+            v_channels = 2 * keys + first_head * value_dim + v_at
+            tl.store(head_state, s_out, mask=tile_mask)
+            move_window(x_ptr, window, v_channels, channels, width, v_mask)
+        if last:
+            if splits > 1:
+                o_at = tl.arange(0, padded_value_dim)
+                o_mask = o_at < value_dim
+                whole_norm = tl.load(norm_ptr + o_at, mask=o_mask, other=0.0)
+                for i in tl.static_range(group):
+                    o_head = (head * group + i) * value_dim + o_at
+                    # Not through the first level of cache, which other programs' stores do not reach.
+                    whole = tl.load(partial_row + o_head, mask=o_mask, other=0.0, cache_modifier=".cg")
+                    gate = tl.load(x_ptr + channels + o_head, mask=o_mask, other=0.0).to(tl.float32)
+                    normed = gated_norm(whole, whole_norm, gate, value_dim, norm_eps, False)
+                    tl.store(out_row + o_head, normed.to(out_ptr.dtype.element_ty), mask=o_mask)
+            move_window(x_ptr, window, q_channels, channels, width, k_mask)
+            move_window(x_ptr, window, keys + q_channels, channels, width, k_mask)
 
 
 def gated_delta_step_fused(
     projected: Tensor,
-    conv_weight: Tensor,
+    conv_taps: Tensor,
     a_log: Tensor,
     dt_bias: Tensor,
     norm_scale: Tensor,
@@ -140,27 +229,39 @@ def gated_delta_step_fused(
     slots: Tensor,
     window: Tensor,
     state: Tensor,
-    key_heads: int,
+    arrivals: Tensor,
     beta_limit: float = 1.0,
+    ring: Ring | None = None,
+    pending: Tensor | None = None,
+    tiling: Tiling | None = None,
+    taken: int = 1,
+    late: bool = False,
 ) -> Tensor:
     """One token for each of B rows: from the input projection to the input of the output projection.
 
-    projected: [B, channels + Hv·d_v + 2·Hv] = [q | k | v | z | b | a], rows dense; conv_weight:
-    [channels, W]; a_log (fp32), dt_bias: [Hv]; norm_scale: [d_v] fp32; slots: [B] int64, negative for
+    projected: [B, channels + Hv·d_v + 2·Hv] = [q | k | v | z | b | a], rows dense; conv_taps:
+    [W, channels], dense; a_log (fp32), dt_bias: [Hv]; norm_scale: [d_v] fp32; slots: [B] int64, negative for
     padding; window: [slots, W - 1, channels] and state: [slots, Hv, d_v, d_k], views of the arena, updated
-    in place. β = beta_limit · sigmoid(b). Returns [B, Hv·d_v] in projected's dtype; rows of padding are not
-    written.
+    in place; arrivals: [N, Hk] int32, zero before and after every call: for more than N rows heads are not
+    spread over several programs. β = beta_limit · sigmoid(b).
+    Returns [B, Hv·d_v] in projected's dtype; rows of padding are not written.
     Rule and gates: `denim.recurrence.gated_delta`; fp32 inside.
     """
-    rows = projected.shape[0]
+    rows, (most, key_heads) = projected.shape[0], arrivals.shape
     _, value_heads, value_dim, key_dim = state.shape
-    width = conv_weight.shape[1]
     assert projected.stride(1) == 1 and window.stride(1) == window.shape[2] and state[0].is_contiguous()
+    assert arrivals.is_contiguous() and conv_taps.is_contiguous()
+    tiling = tiling or tiling_of(rows * value_heads, value_dim)
+    if rows > most:
+        tiling, taken = Tiling(triton.next_power_of_2(value_dim), WHOLE_HEAD_WARPS), value_heads // key_heads
+    splits = triton.cdiv(value_dim, tiling.rows)
+    parts, inner = parts_of(key_dim)
     out = torch.empty(rows, value_heads * value_dim, dtype=projected.dtype, device=projected.device)
-    _step[(rows, key_heads)](
+    partial = torch.empty(out.shape if splits > 1 else 0, dtype=torch.float32, device=out.device)
+    _step[(splits, value_heads // taken, rows)](
         projected,
         projected.stride(0),
-        conv_weight,
+        conv_taps,
         a_log,
         dt_bias,
         norm_scale,
@@ -169,18 +270,28 @@ def gated_delta_step_fused(
         window.stride(0),
         state,
         state.stride(0),
+        arrivals,
+        partial,
         out,
+        pending,
+        *ring_arguments(ring),
         key_dim**-0.5,
         L2NORM_EPS,
         norm_eps,
         beta_limit,
         key_heads=key_heads,
         group=value_heads // key_heads,
+        taken=taken,
         key_dim=key_dim,
         value_dim=value_dim,
-        width=width,
-        block_k=triton.next_power_of_2(key_dim),
-        block_v=triton.next_power_of_2(value_dim),
-        num_warps=WARPS,
+        width=conv_taps.shape[0],
+        parts=parts,
+        inner=inner,
+        tile_rows=tiling.rows,
+        splits=splits,
+        padded_value_dim=triton.next_power_of_2(value_dim),
+        **ring_lengths(ring),
+        late=late,
+        num_warps=tiling.warps,
     )
     return out

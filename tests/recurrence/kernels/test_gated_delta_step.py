@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from denim.recurrence.deferred import Ring, flush
 from denim.recurrence.gated_delta import gated_delta_step, l2norm
+from denim.recurrence.kernels.delta_tile import Tiling
 from denim.recurrence.kernels.gated_delta_step import gated_delta_step_fused
 from denim.recurrence.short_conv import short_conv_step
 
@@ -87,13 +89,29 @@ class Case:
         out = F.rms_norm(out, (value_dim,), self.norm, EPS) * F.silu(z.float()).view_as(out)
         return out.flatten(1).to(x.dtype), window, state
 
-    def fused(self) -> Tensor:
-        """The kernel's output; windows and states are updated in place."""
-        parts = (self.projected, self.conv, self.a_log, self.dt_bias, self.norm)
+    def ring(self, length: int) -> Ring:
+        """Records of the case's slots, none of them written yet."""
+        _, heads, value_dim, key_dim = self.state.shape
+        parts = ((self.key_heads, key_dim), (heads, value_dim), (heads,))
+        return Ring(*(torch.full((SLOTS, length, *part), float("nan"), device=DEVICE) for part in parts))
+
+    def fused(
+        self,
+        tiling: Tiling | None = None,
+        taken: int = 1,
+        ring: Ring | None = None,
+        pending: Tensor | None = None,
+    ) -> Tensor:
+        """The kernel's output; windows, states and the ring are updated in place."""
+        parts = (self.projected, self.conv.t().contiguous(), self.a_log, self.dt_bias, self.norm)
         moved = [t.to(DEVICE) for t in parts]
         self.slots, self.window, self.state = (t.to(DEVICE) for t in (self.slots, self.window, self.state))
         places = (self.slots, self.window, self.state)
-        out = gated_delta_step_fused(*moved, EPS, *places, self.key_heads, self.beta_limit)
+        arrivals = torch.zeros(len(self.slots), self.key_heads, dtype=torch.int32, device=DEVICE)
+        out = gated_delta_step_fused(
+            *moved, EPS, *places, arrivals, self.beta_limit, ring, pending, tiling, taken
+        )
+        assert not arrivals.any()
         self.window, self.state = self.window.cpu(), self.state.cpu()
         return out.cpu()
 
@@ -116,6 +134,18 @@ def test_equals_the_plain_parts(sizes: tuple[int, int, int, int], dtype: torch.d
     torch.testing.assert_close(case.state, state, equal_nan=True, **tolerance)
 
 
+@pytest.mark.parametrize("taken", [1, 3])
+@pytest.mark.parametrize("tiling", [Tiling(4, 1), Tiling(8, 2), Tiling(16, 4)], ids=str)
+def test_tilings(tiling: Tiling, taken: int) -> None:
+    """Heads spread over one program or several, for each value head or for a group together."""
+    case = Case.random(2, 3, 16, 12, torch.float32, slots=[3, -1, 8, 0])
+    expected, window, state = case.plain()
+    out = case.fused(tiling, taken)
+    torch.testing.assert_close(out[[0, 2, 3]], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(case.window, window, equal_nan=True, atol=0, rtol=0)
+    torch.testing.assert_close(case.state, state, equal_nan=True, atol=1e-5, rtol=1e-5)
+
+
 def test_padding_rows_touch_nothing() -> None:
     case = Case.random(2, 2, 16, 16, torch.float32, slots=[4, -1, 2, -1])
     expected, window, state = case.plain()
@@ -123,6 +153,30 @@ def test_padding_rows_touch_nothing() -> None:
     torch.testing.assert_close(out[[0, 2]], expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(case.window, window, equal_nan=True, atol=0, rtol=0)
     torch.testing.assert_close(case.state, state, equal_nan=True, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tiling", [Tiling(8, 2), Tiling(16, 4)], ids=str)
+def test_deferred_writes(tiling: Tiling) -> None:
+    """Steps with records equal steps that write, whenever each row's records are written."""
+    length, pending = 3, torch.tensor([0, 1, 2], dtype=torch.int32, device=DEVICE)
+    case = Case.random(1, 2, 16, 12, torch.float32, slots=[3, -1, 0])
+    every = Case.random(1, 2, 16, 12, torch.float32, slots=[3, -1, 0])
+    ring = case.ring(length)
+    for part in ring:
+        part[0, :2] = 0.0  # two records of the last row that add nothing
+    for step in range(5):
+        case.projected = every.projected = torch.randn_like(case.projected)
+        case.projected[:, -2] = 80.0 if step % 2 else -80.0  # strong and weak decays in turn
+        before = case.state.clone()
+        out, expected = case.fused(tiling, 1, ring, pending), every.fused()
+        torch.testing.assert_close(out[[0, 2]], expected[[0, 2]], atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(case.window, every.window, equal_nan=True, atol=0, rtol=0)
+        for row, slot in enumerate(case.slots.tolist()):
+            if slot >= 0 and pending[row] < length - 1:
+                assert torch.equal(case.state[slot], before[slot])
+        pending = (pending + 1) % length
+    flush(case.state, Ring(*(part.cpu() for part in ring)), case.slots.cpu(), pending.cpu())
+    torch.testing.assert_close(case.state, every.state, equal_nan=True, atol=2e-5, rtol=2e-5)
 
 
 def test_beta_between_0_and_2() -> None:
