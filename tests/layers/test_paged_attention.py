@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from denim.errors import ConfigError
 from denim.layers.paged_attention import AttentionShape, attention_backend, attention_shapes, paged_attention
 from denim.layers.paged_attention import StepLimits as Limits
+from denim.spec import embedded_model
+from denim.spec.attention import FullAttention, LatentAttention
+from denim.spec.linear import Mamba2
+from denim.spec.model import Layer
+from denim.spec.parallel import Parallel
 from denim.spec.reader import read_spec
-from tests.tiny import config_values
 
 WIDE, ODD, LATENT = AttentionShape(8, 2, 256), AttentionShape(8, 2, 96), AttentionShape(32, 1, 512, 64)
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -50,9 +56,15 @@ def test_refused(wanted: str, shape: AttentionShape, given: dict, reason: str) -
 
 
 def test_shapes_of_a_model() -> None:
-    spec = read_spec(config_values() | {"model_type": "qwen3_5_text"})
-    mixer = next(layer.mixer for layer in spec.layers if layer.mixer.letter == "F")
-    assert attention_shapes(spec) == (AttentionShape(mixer.num_heads, mixer.num_kv_heads, mixer.head_dim),)
+    spec = read_spec(embedded_model())
+    shape = AttentionShape(4, 1, 64)
+    assert attention_shapes(spec) == (shape,)
+    full = FullAttention(4, 1, 64, rotary_dim=16)
+    layers = (
+        Layer(Parallel(full, Mamba2(2, 8, 4, 1, 4)), spec.layers[0].ffn),
+        Layer(LatentAttention(32, 512, 128, 64, 128), spec.layers[0].ffn),
+    )
+    assert attention_shapes(replace(spec, layers=layers)) == (shape, LATENT)
 
 
 def test_plain_torch_is_no_object() -> None:
