@@ -7,6 +7,7 @@ matrix by one more entry of `AXES`: see README.md here. Whether a result is righ
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,8 @@ from denim.engine.options import EngineOptions
 from denim.engine.outputs import RequestOutput
 from denim.memory.layout import ArenaLayout
 from denim.sampling_params import SamplingParams
+
+DEVICE = os.environ.get("DENIM_TEST_DEVICE", "cpu")  # of the engines; the reference stays on the CPU
 
 BUMP_GROWTH = 1.3
 MOST_STEPS = 20_000
@@ -99,6 +102,7 @@ AXES: dict[str, dict[str, Change]] = {
     "forks": {"1": change(), "3": change(forks=3)},
     "order": {"given": change(), "shuffled": change(shuffled=True)},
     "steps": {"one by one": change(), "overlapped": option(async_scheduling=True)},
+    **({"graphs": {"captured": change(), "eager": option(enforce_eager=True)}} if DEVICE == "cuda" else {}),
     "page_size": {str(n): option(page_size=n) for n in (16, 1, 4, 32)},
     "chunk_size": {str(n): option(chunk_size=n) for n in (64, 1, 16, 128)},
 }
@@ -164,7 +168,7 @@ def run(folder: Path, cases: Sequence[Case], way: Way = COLD) -> Run:
 
 def make_core(folder: Path, cases: Sequence[Case], way: Way) -> EngineCore:
     longest = max(len(case.prompt) + (case.params.max_tokens or 0) for case in cases)
-    options = {"max_model_len": longest, "max_num_seqs": 64, "debug": True, "device": "cpu", **way.options}
+    options = {"max_model_len": longest, "max_num_seqs": 64, "debug": True, "device": DEVICE, **way.options}
     loaded = load(EngineOptions.of(model=folder, **options))
     layout = ArenaLayout.of(loaded.spec, options.get("page_size", EngineOptions.page_size))
     alone = layout.slabs_for(layout.need(longest))
