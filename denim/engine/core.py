@@ -54,8 +54,7 @@ class EngineCore:
         self.tokenizer = self.loaded.tokenizer
         self.defaults = self.loaded.defaults
         device = self.loaded.device
-        kv_dtype = None if options.kv_dtype == "auto" else options.kv_dtype
-        self.layout = ArenaLayout.of(spec, options.page_size, kv_dtype)
+        self.layout = ArenaLayout.of(spec, options.page_size, options.kept_kv_dtype)
         self.capacity = capacity = plan_capacity(options, spec, self.layout, device)
         self._storage = Storage(self.layout, capacity.num_slabs, device, debug_poison=options.debug)
         rows = capacity.max_num_seqs

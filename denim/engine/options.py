@@ -15,6 +15,8 @@ from denim.layers.paged_attention import BACKENDS
 from denim.ledger.units import parse_bytes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# Names of KV in 8 bits, vLLM's among them: e4m3, which holds numbers up to 448 with 4 digits of binary.
+FP8_NAMES = ("fp8", "fp8_e4m3", "float8_e4m3fn")
 
 # A page is the unit of KV memory, and the matrices inside a chunk grow with its square: beyond these, both
 # only cost.
@@ -39,6 +41,9 @@ class EngineOptions:
     model: a Hugging Face folder; None: the embedded denim-tiny.
     device: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1", …
     dtype: of weights, activations and, with kv_dtype "auto", KV. "auto": the config's.
+    kv_dtype: of keys and values in pages; "fp8" halves them. Numbers are kept as they are, without scales (as
+        vLLM does by default); keys behind a norm and values lie well inside e4m3's range, and what lies beyond
+        becomes 448.
     state_dtype: of recurrent states; "auto": the config's mamba_ssm_dtype or float32.
     memory: the arena: bytes, "8GiB", or a fraction of the device, which counts the whole device, weights
         included. None: as much as max_num_seqs requests of max_model_len could use, at most a quarter of
@@ -89,8 +94,9 @@ class EngineOptions:
                     f" leave it at {value!r}"
                 )
         for name in ("dtype", "state_dtype", "kv_dtype"):
-            if getattr(self, name) not in DTYPES:
-                raise ConfigError(f"{name}={getattr(self, name)!r}; supported: {', '.join(DTYPES)}")
+            supported = DTYPES + FP8_NAMES if name == "kv_dtype" else DTYPES
+            if getattr(self, name) not in supported:
+                raise ConfigError(f"{name}={getattr(self, name)!r}; supported: {', '.join(supported)}")
         if self.attention_backend not in BACKENDS:
             raise ConfigError(
                 f"attention_backend={self.attention_backend!r}; supported: {', '.join(BACKENDS)}"
@@ -121,6 +127,13 @@ class EngineOptions:
                 raise ConfigError(f"memory={self.memory!r}: a fraction must lie above 0 and be at most 1")
         elif self.memory is not None:
             parse_bytes("memory", self.memory)
+
+    @property
+    def kept_kv_dtype(self) -> str | None:
+        """The layout's name of `kv_dtype`; None: the model's dtype."""
+        if self.kv_dtype == "auto":
+            return None
+        return "float8_e4m3fn" if self.kv_dtype in FP8_NAMES else self.kv_dtype
 
     @classmethod
     def of(cls, **given: Any) -> EngineOptions:
