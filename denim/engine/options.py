@@ -42,8 +42,8 @@ class EngineOptions:
     device: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1", …
     dtype: of weights, activations and, with kv_dtype "auto", KV. "auto": the config's.
     kv_dtype: of keys and values in pages; "fp8" halves them. Numbers are kept as they are, without scales (as
-        vLLM does by default); keys behind a norm and values lie well inside e4m3's range, and what lies beyond
-        becomes 448.
+        vLLM does by default): keys behind a norm and values lie well inside e4m3's range; beyond it they
+        become 448.
     state_dtype: of recurrent states; "auto": the config's mamba_ssm_dtype or float32.
     memory: the arena: bytes, "8GiB", or a fraction of the device, which counts the whole device, weights
         included. None: as much as max_num_seqs requests of max_model_len could use, at most a quarter of
