@@ -56,10 +56,13 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(q_dim, norm_eps, **norm)
             self.k_norm = RMSNorm(k_dim, norm_eps, **norm)
 
-    def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]; writes the KV of all T tokens, then attends."""
+    def forward(
+        self, x: Tensor, batch: StepBatch, *, norm: RMSNorm | None = None, add: Tensor | None = None
+    ) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]: add + mixer(norm(x)), see `Linear.project`; writes the
+        KV of all T tokens, then attends."""
         spec = self.spec
-        q, k, v = self.qkv(x).split((self.q_rows, self.kv_rows, self.kv_rows), dim=-1)
+        q, k, v = self.qkv.project(x, norm=norm).split((self.q_rows, self.kv_rows, self.kv_rows), dim=-1)
         q = q.view(-1, spec.num_heads, self.q_rows // spec.num_heads)
         gate = None
         if spec.gated:
@@ -73,7 +76,7 @@ class Attention(nn.Module):
             norms = self.q_norm, self.k_norm
         kv = batch.memory.kv(self.index)
         q = prepare(q, k, v, kv, batch, turned=spec.rotary_dim > 0, norms=norms)
-        return self.out(attend(q, kv, batch, self.scale, gate).flatten(1))
+        return self.out.project(attend(q, kv, batch, self.scale, gate).flatten(1), add=add)
 
 
 def prepare(

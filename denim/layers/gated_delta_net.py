@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
-from denim.layers.norm import GatedRMSNorm
+from denim.layers.norm import GatedRMSNorm, RMSNorm
 from denim.recurrence.backend import TRITON, decode_backend, prefill_backend
 from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
@@ -64,9 +64,12 @@ class GatedDeltaNetLayer(nn.Module):
         """Once the weights are loaded: the convolution's by tap, [width, channels], as decode reads them."""
         self.conv_taps = self.conv.t().contiguous()
 
-    def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]; reads every span's slot, writes its `slot_out`."""
-        projected = self.in_proj(x)
+    def forward(
+        self, x: Tensor, batch: StepBatch, *, norm: RMSNorm | None = None, add: Tensor | None = None
+    ) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]: add + mixer(norm(x)), see `Linear.project`; reads every
+        span's slot, writes its `slot_out`."""
+        projected = self.in_proj.project(x, norm=norm)
         rows = batch.num_decode
         parts = []
         if rows:
@@ -77,7 +80,7 @@ class GatedDeltaNetLayer(nn.Module):
             fused = prefill_backend(x.device.type) == TRITON
             prefill = self._prefill_fused if fused else self._prefill
             parts.append(prefill(projected[rows:], batch))
-        return self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
+        return self.out.project(parts[0] if len(parts) == 1 else torch.cat(parts), add=add)
 
     def _decode_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
         """What `_decode` does, as one kernel."""

@@ -60,7 +60,7 @@ class Block(nn.Module):
             self.ffn = SparseMoE(layer.ffn, spec.hidden_size, fp8_experts=in_fp8, **place)
 
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x), batch)
+        x = self.mixer(x, batch, norm=self.mixer_norm, add=x)
         return self.ffn(x, norm=self.ffn_norm, add=x)
 
 
