@@ -73,13 +73,15 @@ class ArenaLayout:
         page_size: int,
         kv_dtype: str | None = None,
         kv_layers: Sequence[int] | None = None,
+        records: int = 0,
     ) -> ArenaLayout:
         """Layout of `spec` with pages of `page_size` tokens.
 
         `kv_dtype` None means the model's dtype. `kv_layers` are the layers whose KV lies in a page, as
         indices into `spec.layers + spec.mtp_layers`; None means all attention layers of the trunk.
         Within a page: layer by layer, each its mixer's `page_shape`. Within a slot: layer by layer, each
-        layer's state tensors in the spec's order.
+        layer's state tensors in the spec's order; behind them all, where writes are deferred, each layer's
+        ring of `records` updates.
         """
         layers = spec.layers + spec.mtp_layers
         kv = spec.attention_layers if kv_layers is None else kv_layers
@@ -93,6 +95,12 @@ class ArenaLayout:
             for index in spec.linear_layers
             for tensor in layers[index].mixer.state_tensors(spec.state_dtype, spec.dtype)
         ]
+        if records:
+            slots += [
+                (index, tensor.role, tensor.shape, tensor.dtype)
+                for index in spec.linear_layers
+                for tensor in layers[index].mixer.record_tensors(records)
+            ]
         page_tensors, page_bytes = _place(pages)
         slot_tensors, slot_bytes = _place(slots)
         slab, per_slab = smallest_slab(page_bytes, slot_bytes)

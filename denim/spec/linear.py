@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from denim.spec.mixers import Mixer, StateTensor
+from denim.spec.mixers import RECORD_ROLES, Mixer, StateTensor
+
+
+def _ring(length: int, shapes: tuple[tuple[int, ...], ...]) -> tuple[StateTensor, ...]:
+    """Records of these shapes, in the order of `RECORD_ROLES`."""
+    return tuple(
+        StateTensor(role, (length, *shape), "float32")
+        for role, shape in zip(RECORD_ROLES, shapes, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,11 @@ class GatedDeltaNet(Mixer):
             StateTensor("recurrent", (self.num_value_heads, self.value_dim, self.key_dim), state_dtype),
             StateTensor("conv", (self.conv_width - 1, self.conv_channels), dtype),
         )
+
+    def record_tensors(self, length: int) -> tuple[StateTensor, ...]:
+        heads = self.num_value_heads
+        shapes = ((self.num_key_heads, self.key_dim), (heads, self.value_dim), (heads,))
+        return _ring(length, shapes)
 
     def projection_parameters(self, hidden: int) -> int:
         values = self.num_value_heads * self.value_dim
@@ -97,6 +110,10 @@ class KimiDelta(Mixer):
             StateTensor("recurrent", (self.num_heads, self.value_dim, self.key_dim), state_dtype),
             StateTensor("conv", (self.conv_width - 1, self.conv_channels), dtype),
         )
+
+    def record_tensors(self, length: int) -> tuple[StateTensor, ...]:
+        keys, values = (self.num_heads, self.key_dim), (self.num_heads, self.value_dim)
+        return _ring(length, (keys, values, keys))
 
     def projection_parameters(self, hidden: int) -> int:
         keys, values = self.num_heads * self.key_dim, self.num_heads * self.value_dim

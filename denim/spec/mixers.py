@@ -17,13 +17,17 @@ DTYPE_BYTES = {
     "float8_e4m3fn": 1,
 }
 
+# The parts of a ring of recorded updates (`Mixer.record_tensors`): keys, updates and log-decays.
+RECORD_ROLES = ("record_keys", "record_updates", "record_decays")
+
 
 @dataclass(frozen=True)
 class StateTensor:
     """One fixed-size tensor that a mixer keeps for a request.
 
-    `role` is "recurrent" (the state, stored [heads, d_v, d_k], or [channels, N] for a selective scan) or
-    "conv" (the last width - 1 inputs of the short convolution, stored [width - 1, channels]).
+    `role` is "recurrent" (the state, stored [heads, d_v, d_k], or [channels, N] for a selective scan),
+    "conv" (the last width - 1 inputs of the short convolution, stored [width - 1, channels]), or one of
+    `RECORD_ROLES` (recorded updates, length first).
     """
 
     role: str
@@ -60,6 +64,11 @@ class Mixer:
 
     def state_tensors(self, state_dtype: str, dtype: str) -> tuple[StateTensor, ...]:
         """Fixed-size state; `state_dtype` is that of a recurrent state, `dtype` that of a window."""
+        return ()
+
+    def record_tensors(self, length: int) -> tuple[StateTensor, ...]:
+        """A ring of `length` updates that are recorded and not yet written to the state; always fp32, so
+        that nothing is lost by writing late. Empty for a rule without deferred writes."""
         return ()
 
     def projection_parameters(self, hidden: int) -> int:

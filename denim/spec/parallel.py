@@ -30,6 +30,9 @@ class Parallel(Mixer):
     def state_tensors(self, state_dtype: str, dtype: str) -> tuple[StateTensor, ...]:
         return self.linear.state_tensors(state_dtype, dtype)
 
+    def record_tensors(self, length: int) -> tuple[StateTensor, ...]:
+        return self.linear.record_tensors(length)
+
     def projection_parameters(self, hidden: int) -> int:
         return self.attention.projection_parameters(hidden) + self.linear.projection_parameters(hidden)
 

@@ -119,3 +119,20 @@ def test_memory_below_one_request_is_refused_with_numbers():
     assert layout.num_slabs(2 * layout.slab_bytes) == 2
     with pytest.raises(CapacityError, match=f"{2 * layout.slab_bytes:,}"):
         layout.num_slabs(2 * layout.slab_bytes - 1)
+
+
+def test_rings_lie_behind_the_states():
+    """Two value heads of a key head: 8 records of 2 keys, 4 updates and 4 decays in fp32 for each layer."""
+    plain, ringed = ArenaLayout.of(TINY, 16), ArenaLayout.of(TINY, 16, records=8)
+    states = len(plain.slot_tensors)
+    assert ringed.slot_tensors[:states] == plain.slot_tensors
+    rings = ringed.slot_tensors[states:]
+    assert [(t.layer, t.role) for t in rings[:4]] == [
+        (0, "record_keys"),
+        (0, "record_updates"),
+        (0, "record_decays"),
+        (1, "record_keys"),
+    ]
+    assert [t.shape for t in rings[:3]] == [(8, 2, 8), (8, 4, 12), (8, 4)]
+    assert {t.dtype for t in rings} == {"float32"}
+    assert sum(t.bytes for t in rings) == 3 * 8 * (2 * 8 + 4 * 12 + 4) * 4
