@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from bench.report import environment
-from bench.rules import delta_decode, delta_prefill, errors, peers, tables
+from bench.rules import delta_decode, delta_prefill, errors, other_rules, peers, tables
 from bench.rules.clock import Floors, floors
 from bench.rules.tables import Row
 
@@ -30,6 +30,8 @@ SECTIONS: dict[str, Callable[[Floors], Iterator[Row]]] = {
     "kimi-decode": delta_decode.kimi_rows,
     "prefill": delta_prefill.gated_delta_rows,
     "kimi-prefill": delta_prefill.kimi_rows,
+    "other-decode": other_rules.decode_rows,
+    "other-prefill": other_rules.prefill_rows,
 }
 ERRORS = "errors"
 

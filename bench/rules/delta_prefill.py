@@ -15,14 +15,13 @@ from torch import Tensor
 from bench.rules import peers
 from bench.rules.clock import Floors, sets_of
 from bench.rules.delta_decode import DIM, HEADS, KIMI_HEADS, measured
-from bench.rules.tables import Row
+from bench.rules.tables import Row, prompt_shape
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
 from denim.recurrence.kernels.kimi_delta_chunks import kimi_delta_chunks
 
 LENGTHS = ((512, 1), (2048, 1), (8192, 1), (32768, 1), (2048, 16))  # tokens of a sequence, sequences
 CHUNK = 64
-KIMI_CHUNK = 32
 MOST_SETS = 8
 
 # FlashInfer 0.7.4 on an H200 of the same kind (torch 2.11, CUDA 13, 2026-11-30), the better of its two
@@ -104,7 +103,7 @@ def gated_delta_rows(floors: Floors) -> Iterator[Row]:
 def _gated_delta(floors: Floors, prompt: Prompt, tokens: int, earlier: float) -> Iterator[Row]:
     section, sequences, value_heads = "GDN prefill, µs", prompt.sequences, prompt.value_heads
     floor = delta_floor(floors, tokens, sequences, prompt.key_heads, value_heads)
-    shape = _shape(f"{prompt.key_heads}/{value_heads} heads", tokens, sequences)
+    shape = f"{prompt.key_heads}/{value_heads} heads, {prompt_shape(tokens, sequences)}"
     sets = len(prompt.rows)
     tables = [prompt.table(i, CHUNK) for i in range(sets)]
 
@@ -154,11 +153,11 @@ def kimi_rows(floors: Floors) -> Iterator[Row]:
 def _kimi(floors: Floors, prompt: Prompt, tokens: int) -> Iterator[Row]:
     section, sequences = "KDA prefill, µs", prompt.sequences
     floor = delta_floor(floors, tokens, sequences, KIMI_HEADS, KIMI_HEADS)
-    shape = _shape(f"{KIMI_HEADS} heads", tokens, sequences)
+    shape = f"{KIMI_HEADS} heads, {prompt_shape(tokens, sequences)}"
     sets = len(prompt.rows)
     f = torch.randn(sets, prompt.tokens, KIMI_HEADS * DIM, dtype=torch.bfloat16, device="cuda")
     dt_bias = torch.full((KIMI_HEADS * DIM,), -2.0, device="cuda")
-    tables = [prompt.table(i, KIMI_CHUNK) for i in range(sets)]
+    tables = [prompt.table(i, CHUNK) for i in range(sets)]
     yield Row(section, shape, "floor", floor)
 
     def denim(i: int) -> Tensor:
@@ -178,7 +177,3 @@ def _kimi(floors: Floors, prompt: Prompt, tokens: int) -> Iterator[Row]:
         return peers.fla_kimi_prefill(*packed, states[i])[0]
 
     yield measured(section, shape, "fla", fla, sets, floor)
-
-
-def _shape(heads: str, tokens: int, sequences: int) -> str:
-    return f"{heads}, {tokens}" if sequences == 1 else f"{heads}, {sequences} × {tokens}"

@@ -209,3 +209,10 @@ def mamba_prefill(
         x, dt, a, b, c, 256, D=d, dt_bias=dt_bias, initial_states=state, dt_softplus=True
     )
     return out[0], out[5]
+
+
+def mamba_gated_norm(x: Tensor, gate: Tensor, scale: Tensor) -> Tensor:
+    """Mamba2's: x, gate [rows, inner], the gate first; scale [inner]."""
+    from mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
+
+    return rmsnorm_fn(x, scale, None, z=gate, eps=1e-5, norm_before_gate=False)

@@ -45,6 +45,11 @@ def lines(rows: Iterable[Row]) -> Iterator[str]:
         yield ""
 
 
+def prompt_shape(tokens: int, sequences: int) -> str:
+    """The line of a prefill: "2048", or "16 × 2048"."""
+    return str(tokens) if sequences == 1 else f"{sequences} × {tokens}"
+
+
 def _cell(row: Row | None) -> str:
     if row is None or math.isnan(row.microseconds):
         return "-"
