@@ -7,6 +7,7 @@ behind them. Which kernel of theirs runs is theirs to choose. Needs page tables 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -37,46 +38,42 @@ class FlashInferAttention:
         self.dtypes = {"q_data_type": dtype, "kv_data_type": kv_dtype}
         self.latent = latent
         self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self.decode: dict[AttentionShape, Any] = {}
-        self.segments: dict[AttentionShape, Any] = {}
-        for shape in self.shapes:
-            self.decode[shape], self.segments[shape] = self._wrappers()
+        self.decode = {shape: self._decode() for shape in self.shapes}
+        self.segments = {shape: self._segments() for shape in self.shapes}
 
     def captured(self, num_decode: int, limits: StepLimits) -> FlashInferAttention:
-        mine = object.__new__(FlashInferAttention)
-        mine.__dict__ |= self.__dict__
+        mine = copy(self)
         mine.latent = self.latent.captured(num_decode, limits)
+        behind = limits.spans - num_decode
         mine.decode, mine.segments = {}, {}
         for shape in self.shapes:
-            mine.decode[shape], mine.segments[shape] = self._wrappers((num_decode, limits))
+            if num_decode:
+                buffers = self._buffers(num_decode, limits.pages, "paged_kv_{}_buffer")
+                mine.decode[shape] = self._decode(use_cuda_graph=True, **buffers)
+            if behind:
+                buffers = self._buffers(behind, limits.pages, "paged_kv_{}_buf")
+                buffers["qo_indptr_buf"] = torch.zeros_like(buffers["paged_kv_indptr_buf"])
+                rows = limits.tokens - num_decode
+                mine.segments[shape] = self._segments(use_cuda_graph=True, max_total_num_rows=rows, **buffers)
         return mine
 
-    def _wrappers(self, capture: tuple[int, StepLimits] | None = None) -> tuple[Any, Any]:
-        """Wrappers for decode rows and for segments, with buffers of their own where a graph is captured."""
-        import flashinfer
+    def _decode(self, **given: Any) -> Any:
+        from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
-        decode: dict[str, Any] = {"use_tensor_cores": True}
-        segments: dict[str, Any] = {}
-        if capture is not None:
-            num_decode, limits = capture
-            device = self.workspace.device
-            for into, spans, names in (
-                (decode, num_decode, "paged_kv_{}_buffer"),
-                (segments, limits.spans - num_decode, "paged_kv_{}_buf"),
-            ):
-                into["use_cuda_graph"] = True
-                for name, size in (
-                    ("indptr", spans + 1),
-                    ("indices", limits.pages),
-                    ("last_page_len", spans),
-                ):
-                    into[names.format(name)] = torch.zeros(size, dtype=torch.int32, device=device)
-            segments["qo_indptr_buf"] = torch.zeros_like(segments["paged_kv_indptr_buf"])
-            segments["max_total_num_rows"] = limits.tokens
-        return (
-            flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace, "NHD", **decode),
-            flashinfer.BatchPrefillWithPagedKVCacheWrapper(self.workspace, "NHD", **segments),
-        )
+        return BatchDecodeWithPagedKVCacheWrapper(self.workspace, "NHD", use_tensor_cores=True, **given)
+
+    def _segments(self, **given: Any) -> Any:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+        return BatchPrefillWithPagedKVCacheWrapper(self.workspace, "NHD", **given)
+
+    def _buffers(self, spans: int, pages: int, name: str) -> dict[str, Any]:
+        """What a captured wrapper reads, filled by every `plan`."""
+        sizes = {"indptr": spans + 1, "indices": pages, "last_page_len": spans}
+        return {
+            name.format(part): torch.zeros(size, dtype=torch.int32, device=self.workspace.device)
+            for part, size in sizes.items()
+        }
 
     def plan(self, batch: StepBatch) -> None:
         self.latent.plan(batch)
@@ -104,7 +101,7 @@ class FlashInferAttention:
                 self.segments[shape].plan(
                     queries,
                     offsets[rows:] - split,
-                    batch.page_ids[split:],
+                    batch.page_ids[split : batch.page_offsets[spans]],
                     last[rows:],
                     *heads,
                     causal=True,
