@@ -21,16 +21,23 @@ WARPS = 4
 
 
 @triton.jit
-def normed(ptr, scale_ptr, at, mask, size, eps, norm: tl.constexpr):
-    """A row of B or C in fp32, with its RMS norm in the model's dtype as the plain form has it."""
-    raw = tl.load(ptr + at, mask=mask, other=0.0)
+def normed(raw, scale, size, eps, norm: tl.constexpr):
+    """Rows [rows, N] of B or C in fp32, normed and rounded to their dtype if `norm`. scale: [N] or None."""
     wide = raw.to(tl.float32)
     if norm:
-        wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-        if scale_ptr is not None:
-            wide = wide * tl.load(scale_ptr + at, mask=mask, other=0.0)
+        wide = wide * tl.rsqrt(tl.sum(wide * wide, 1) / size + eps)[:, None]
+        if scale is not None:
+            wide = wide * scale[None, :]
         wide = wide.to(raw.dtype).to(tl.float32)
     return wide
+
+
+@triton.jit
+def load_scale(scale_ptr, n, mask):
+    scale = None
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr + n, mask=mask, other=0.0)
+    return scale
 
 
 @triton.jit
@@ -74,14 +81,16 @@ def _step(
     dt = tl.load(dt_ptr + row * total + channel, mask=mask, other=0.0).to(tl.float32)
     z = tl.load(z_ptr + row * z_stride + channel, mask=mask, other=0.0).to(tl.float32)
     bc_ptr += row * bc_stride
-    b = normed(bc_ptr, b_scale_ptr, n, n_mask, states, eps, norm)
-    c = normed(bc_ptr + states, c_scale_ptr, n, n_mask, states, eps, norm)
+    b = tl.load(bc_ptr + n[None, :], mask=n_mask[None, :], other=0.0)
+    c = tl.load(bc_ptr + states + n[None, :], mask=n_mask[None, :], other=0.0)
+    b = normed(b, load_scale(b_scale_ptr, n, n_mask), states, eps, norm)
+    c = normed(c, load_scale(c_scale_ptr, n, n_mask), states, eps, norm)
     delta = softplus(dt + tl.load(dt_bias_ptr + channel, mask=mask, other=0.0))
 
-    h = h * tl.exp(delta[:, None] * a) + (delta * x)[:, None] * b[None, :]
+    h = h * tl.exp(delta[:, None] * a) + (delta * x)[:, None] * b
     tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
     tl.store(state, h.to(state_ptr.dtype.element_ty), mask=tile_mask)
-    y = tl.sum(h * c[None, :], 1) + x * tl.load(d_ptr + channel, mask=mask, other=0.0)
+    y = tl.sum(h * c, 1) + x * tl.load(d_ptr + channel, mask=mask, other=0.0)
     y = y * z * tl.sigmoid(z)
     tl.store(out_ptr + row * total + channel, y.to(out_ptr.dtype.element_ty), mask=mask)
 

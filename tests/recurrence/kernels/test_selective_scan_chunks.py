@@ -1,0 +1,72 @@
+"""The selective scan over whole sequences against the rule token by token in float64."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from denim.recurrence.chunk_table import ChunkTable
+from denim.recurrence.kernels import selective_scan_chunks as kernel
+from denim.recurrence.selective_scan import selective_scan_recurrent
+from tests.recurrence.kernels.slots import BOUND, DEVICE, DTYPES, check_close, check_slots, slots_of
+
+EPS = 1e-5
+CU = [0, 1, 38, 38 + 33, 38 + 33 + 64]
+SLOT_IN, SLOT_OUT = [-1, 5, 7, -1], [3, 5, 2, 0]
+SAVES = [[], [(3, 8), (32, 9), (35, 10)], [(1, 11)], []]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("channels, n", [(40, 16), (40, 6)])
+@pytest.mark.parametrize("norm", ["none", "plain", "weights"])
+@pytest.mark.parametrize("saves", [None, SAVES], ids=["plain", "saves"])
+def test_equals_the_rule(channels: int, n: int, dtype: torch.dtype, norm: str, saves: list | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = CU[-1]
+    x, dt, z = torch.randn(3, tokens, channels, generator=generator).to(dtype)
+    z = torch.cat((x, z), 1)[:, channels:]
+    bias, d = torch.randn(2, channels, generator=generator)
+    a_log = torch.rand(channels, n, generator=generator) * 6 - 3  # from almost no decay to a strong one
+    bc = torch.randn(tokens, 2 * n + 4, generator=generator).to(dtype)[:, 4:]
+    scales = 1 + 0.3 * torch.randn(2, n, generator=generator) if norm == "weights" else None
+    initial = torch.randn(len(SLOT_IN), channels, n, generator=generator)
+    initial[[slot < 0 for slot in SLOT_IN]] = 0
+    state = slots_of(SLOT_IN, initial)
+    eps = None if norm == "none" else EPS
+    out = kernel.selective_scan_chunks(
+        *(t.to(DEVICE) for t in (x, dt, bias, a_log, d)),
+        bc.to(DEVICE),
+        eps,
+        *((None, None) if scales is None else scales.to(DEVICE)),
+        z.to(DEVICE),
+        ChunkTable.of(CU, SLOT_IN, SLOT_OUT, kernel.CHUNK_TOKENS, DEVICE, saves),
+        state,
+    )
+    b, c = bc.chunk(2, -1)
+    if eps is not None:
+        b, c = (
+            F.rms_norm(t.float(), (n,), None if scales is None else scales[i], EPS).to(dtype)
+            for i, t in enumerate((b, c))
+        )
+    wanted = saves or [[], [], [], []]
+    y, states = selective_scan_recurrent(
+        x.double(),
+        F.softplus(dt.double() + bias.double()),
+        -a_log.double().exp(),
+        b.double(),
+        c.double(),
+        d.double(),
+        cu_seqlens=CU,
+        initial_state=initial.double(),
+        states_at=[
+            [*(at for at, _ in some), end - start]
+            for some, (start, end) in zip(wanted, pairwise(CU), strict=True)
+        ],
+    )
+    check_close(out, y * F.silu(z.double()), BOUND[dtype])
+    slots = [s for some, slot in zip(wanted, SLOT_OUT, strict=True) for s in (*(s for _, s in some), slot)]
+    left = dict(zip(SLOT_IN, initial, strict=True)) | dict(zip(slots, states, strict=True))
+    check_slots(state, list(left), list(left.values()), BOUND[torch.float32])
