@@ -37,6 +37,7 @@ def examine() -> dict[str, Any]:
     from denim.engine.loading import choose_device
     from denim.layers.fp8_linear import multiplies_blocks
     from denim.layers.linear import can_pack
+    from denim.layers.paged_attention import attention_backend
     from denim.recurrence.backend import decode_backend
 
     memory = psutil.virtual_memory()
@@ -53,6 +54,7 @@ def examine() -> dict[str, Any]:
         "devices": [_device(index) for index in range(torch.cuda.device_count())],
         "chosen_device": str(device),
         "decode_backend": decode_backend(device.type),
+        "attention_backend": attention_backend("auto", (), dtype=torch.bfloat16, device_type=device.type),
         "fp8_blocks": multiplies_blocks(device, torch.bfloat16),
         "cpu_bf16_packed": can_pack(torch.empty(1, 1, dtype=torch.bfloat16)),
         "embedded_model": (embedded_model() / "config.json").is_file(),
@@ -82,7 +84,7 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("denim-tiny", "there" if report["embedded_model"] else "missing: the installation is not whole"),
         ("Denim runs on", report["chosen_device"]),
         ("FP8 blocks", "multiplied as they are" if report["fp8_blocks"] else "dequantised on loading"),
-        ("kernels", f"decode of linear layers: {report['decode_backend']}; everything else: torch"),
+        ("kernels", f"linear layers: {report['decode_backend']}; attention: {report['attention_backend']}"),
     ]
 
 
