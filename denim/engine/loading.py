@@ -19,6 +19,7 @@ from denim.engine.tokenizer import Tokenizer, load_tokenizer
 from denim.errors import ConfigError
 from denim.models.family import Model
 from denim.models.weights import load_model
+from denim.recurrence.backend import check_wish
 from denim.spec.config_file import embedded_model
 from denim.spec.generation import GenerationDefaults, read_generation_defaults
 from denim.spec.model import ModelSpec
@@ -74,7 +75,11 @@ def load(options: EngineOptions) -> LoadedModel:
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
         log.info("%s has no tokenizer: it serves token ids, not text", folder)
+    check_wish(options.recurrence_backend, device.type)
     model = load_model(spec, folder, device=device, chunk_size=options.chunk_size, progress=_progress(folder))
+    for module in model.modules():
+        if hasattr(module, "recurrence_backend"):
+            module.recurrence_backend = options.recurrence_backend
     return LoadedModel(folder.name, model.spec, model, tokenizer, defaults, device)
 
 

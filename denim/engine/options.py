@@ -13,6 +13,7 @@ from typing import Any
 from denim.errors import ConfigError
 from denim.layers.paged_attention import BACKENDS
 from denim.ledger.units import parse_bytes
+from denim.recurrence.backend import WISHES
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Names of KV in 8 bits, vLLM's among them: e4m3, which holds numbers up to 448 with 4 digits of binary.
@@ -58,6 +59,8 @@ class EngineOptions:
     enforce_eager: no captured graphs of decode steps, which a CUDA device has otherwise.
     attention_backend: who attends over pages on a CUDA device: "flashinfer", "triton" or "torch"; "auto"
         takes the best that is there.
+    recurrence_backend: in which form the linear layers' rules run: "triton" or "torch"; "flashqla" or "fla"
+        for the prefill of Gated DeltaNet, what they cannot do staying with Triton; "auto" takes the fastest.
     debug: freed slots and pages are filled with NaN, and invariants are checked after every step.
     """
 
@@ -78,6 +81,7 @@ class EngineOptions:
     async_scheduling: bool | None = None
     enforce_eager: bool = False
     attention_backend: str = "auto"
+    recurrence_backend: str = "auto"
     tensor_parallel_size: int = 1
     checkpoint_policy: str = "none"
     speculative: dict[str, Any] | None = None
@@ -97,10 +101,9 @@ class EngineOptions:
             supported = DTYPES + FP8_NAMES if name == "kv_dtype" else DTYPES
             if getattr(self, name) not in supported:
                 raise ConfigError(f"{name}={getattr(self, name)!r}; supported: {', '.join(supported)}")
-        if self.attention_backend not in BACKENDS:
-            raise ConfigError(
-                f"attention_backend={self.attention_backend!r}; supported: {', '.join(BACKENDS)}"
-            )
+        for name, known in (("attention_backend", BACKENDS), ("recurrence_backend", WISHES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name}={getattr(self, name)!r}; supported: {', '.join(known)}")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "chunk_size"):
             value = getattr(self, name)
             may_be_none = name.startswith("max_")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import GatedRMSNorm, RMSNorm
-from denim.recurrence.backend import TRITON, decode_backend, prefill_backend
+from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
 from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import GatedDeltaNet
@@ -24,6 +24,8 @@ MOST_SHARED_ROWS = 512
 
 class GatedDeltaNetLayer(nn.Module):
     """`in_proj.weight` is [q | k | v | z | b | a] by rows; `conv` is [channels, width]."""
+
+    recurrence_backend: str = AUTO
 
     def __init__(
         self,
@@ -73,11 +75,11 @@ class GatedDeltaNetLayer(nn.Module):
         rows = batch.num_decode
         parts = []
         if rows:
-            fused = decode_backend(x.device.type) == TRITON
+            fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
             decode = self._decode_fused if fused else self._decode
             parts.append(decode(projected[:rows], batch))
         if rows < len(x):
-            fused = prefill_backend(x.device.type) == TRITON
+            fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
             prefill = self._prefill_fused if fused else self._prefill
             parts.append(prefill(projected[rows:], batch))
         return self.out.project(parts[0] if len(parts) == 1 else torch.cat(parts), add=add)

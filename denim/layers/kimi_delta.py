@@ -15,7 +15,7 @@ from denim.layers.batch import StepBatch
 from denim.layers.gated_delta_net import MOST_SHARED_ROWS
 from denim.layers.linear import Linear
 from denim.layers.norm import GatedRMSNorm
-from denim.recurrence.backend import TRITON, decode_backend, prefill_backend
+from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
 from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import KimiDelta
@@ -27,6 +27,8 @@ class KimiDeltaLayer(nn.Module):
     second halves, else None). `conv` is [channels, width]; `A_log` [heads] and `dt_bias` [heads * d_k] are
     fp32.
     """
+
+    recurrence_backend: str = AUTO
 
     def __init__(
         self,
@@ -81,11 +83,11 @@ class KimiDeltaLayer(nn.Module):
         rows = batch.num_decode
         parts = []
         if rows:
-            fused = decode_backend(x.device.type) == TRITON
+            fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
             decode = self._decode_fused if fused else self._decode
             parts.append(decode(qkv[:rows], b[:rows], f[:rows], g[:rows], batch))
         if rows < len(x):
-            fused = prefill_backend(x.device.type) == TRITON
+            fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
             prefill = self._prefill_fused if fused else self._prefill
             parts.append(prefill(qkv[rows:], b[rows:], f[rows:], g[rows:], batch))
         return self.out(parts[0] if len(parts) == 1 else torch.cat(parts))

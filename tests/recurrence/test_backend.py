@@ -1,0 +1,78 @@
+"""Which form runs where: what the device, the wish and the call say."""
+
+import pytest
+import torch
+
+from denim.errors import ConfigError
+from denim.recurrence import backend
+from denim.recurrence.backend import (
+    AUTO,
+    FLA,
+    FLASHQLA,
+    TORCH,
+    TRITON,
+    DeltaPrefill,
+    can,
+    check_wish,
+    decode_backend,
+    prefill_backend,
+)
+
+CALL = DeltaPrefill(16, 32, 128, 128, torch.bfloat16, sequences=1, tokens=8192, saves=False)
+
+
+@pytest.fixture
+def all_installed(monkeypatch):
+    monkeypatch.setattr(backend, "installed", lambda name: True)
+
+
+@pytest.fixture
+def none_installed(monkeypatch):
+    monkeypatch.setattr(backend, "installed", lambda name: name == TORCH)
+
+
+def test_a_cpu_has_torch_alone(all_installed):
+    assert decode_backend("cpu") == prefill_backend("cpu", call=CALL) == TORCH
+
+
+def test_cuda_has_triton_where_it_is_installed(all_installed):
+    assert decode_backend("cuda") == prefill_backend("cuda") == TRITON
+    assert decode_backend("cuda", TORCH) == prefill_backend("cuda", TORCH, CALL) == TORCH
+
+
+def test_cuda_without_triton_runs_torch(none_installed):
+    assert decode_backend("cuda") == prefill_backend("cuda", call=CALL) == TORCH
+
+
+@pytest.mark.parametrize("wish", [FLASHQLA, FLA])
+def test_a_peer_that_is_wished_for_takes_prefill_alone(all_installed, wish):
+    assert prefill_backend("cuda", wish, CALL) == wish
+    assert prefill_backend("cuda", wish) == TRITON  # a rule that no peer has
+    assert decode_backend("cuda", wish) == TRITON
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"saves": True},
+        {"dtype": torch.float32},
+        {"scalar_decay": False},
+        {"key_dim": 64},
+        {"value_dim": 256},
+    ],
+)
+def test_what_flashqla_cannot_do_goes_to_triton(all_installed, change):
+    call = CALL._replace(**change)
+    assert not can(FLASHQLA, call)
+    assert prefill_backend("cuda", FLASHQLA, call) == TRITON
+
+
+def test_a_wish_that_cannot_be_met_is_refused(none_installed):
+    for wish in (TRITON, FLASHQLA, FLA):
+        with pytest.raises(ConfigError, match=f"recurrence_backend='{wish}'.*not installed"):
+            check_wish(wish, "cuda")
+        with pytest.raises(ConfigError, match="needs a CUDA device"):
+            check_wish(wish, "cpu")
+    for wish in (AUTO, TORCH):
+        check_wish(wish, "cpu")
+        check_wish(wish, "cuda")
