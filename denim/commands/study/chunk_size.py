@@ -10,7 +10,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from denim.commands.study.chunk_forms import forms_on
 from denim.commands.study.picture import need_folder, need_matplotlib, new_figure, write
 from denim.engine.loading import choose_device
 from denim.errors import ConfigError
 from denim.ledger.units import flops_text
-from denim.recurrence.gated_delta import gated_delta_chunked, l2norm
 from denim.spec.linear import GatedDeltaNet
 
 CHUNKS = (16, 32, 64, 128, 256)
 NAME = "study-chunk-size"
+GPU_REPEATS = 10  # runs in a row, so that the device and not the launch of its work is timed
 
 
 def study_chunk_size(
@@ -52,11 +53,13 @@ def study_chunk_size(
         return
     console = Console(highlight=False)
     console.print(
-        f"gated delta rule, {heads} heads of {dim}, {tokens:,} tokens, float32, {result['device']}: "
+        f"gated delta rule, {heads} heads of {dim}, {tokens:,} tokens, {result['device']}: "
         f"median of {rounds} rounds",
         soft_wrap=True,
     )
-    console.print(table(result))
+    for form in result["fastest_chunk"]:
+        console.print(form)
+        console.print(table(row for row in result["rows"] if row["form"] == form))
 
 
 def measure(
@@ -64,32 +67,32 @@ def measure(
 ) -> dict[str, Any]:
     """Times in seconds, of one sequence from an empty state; FLOPs by the ledger's formula.
 
-    The chunk sizes take turns inside a round, so that a slow moment of the machine meets all alike.
+    Forms and chunk sizes take turns inside a round, so that a slow moment of the machine meets all alike.
     """
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(tokens, heads, dim, generator=generator) for _ in range(3))
-    log_decay = -torch.rand(tokens, heads, generator=generator) * 0.1  # alpha from 0.9 to 1
-    beta = torch.rand(tokens, heads, generator=generator)
-    inputs = [x.to(device) for x in (l2norm(q), l2norm(k), v, log_decay, beta)]
-    seconds: dict[int, list[float]] = {chunk: [] for chunk in chunks}
+    forms = forms_on(device, heads, dim, tokens, chunks)
+    runs = {(form, chunk): run for form, by_chunk in forms.items() for chunk, run in by_chunk.items()}
+    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in runs}
+    repeats = GPU_REPEATS if device.type == "cuda" else 1
     with torch.inference_mode():
         for round_ in range(rounds + 1):
-            for chunk in chunks:
+            for key, run in runs.items():
                 start = _now(device)
-                gated_delta_chunked(*inputs, cu_seqlens=[0, tokens], chunk_size=chunk)
+                for _ in range(repeats):
+                    run()
                 if round_:  # the first one warms up
-                    seconds[chunk].append(_now(device) - start)
+                    seconds[key].append((_now(device) - start) / repeats)
     rule = GatedDeltaNet(heads, heads, dim, dim, conv_width=0)  # the rule alone: no convolution before it
     rows: list[dict[str, Any]] = []
-    for chunk in chunks:
+    for form, chunk in runs:
         flops = rule.prefill_mixing_flops(tokens, chunk)
         with_state = 6 * heads * dim * dim * tokens  # of those, the three products with the state
-        median = statistics.median(seconds[chunk])
+        median = statistics.median(seconds[form, chunk])
         rows.append(
             {
+                "form": form,
                 "chunk": chunk,
                 "seconds": median,
-                "seconds_quartiles": _quartiles(seconds[chunk]),
+                "seconds_quartiles": _quartiles(seconds[form, chunk]),
                 "flops": flops,
                 "flops_with_state": with_state,
                 "flops_inside_chunks": flops - with_state,
@@ -108,10 +111,13 @@ def measure(
         "dim": dim,
         "tokens": tokens,
         "rounds": rounds,
-        "dtype": "float32",
         "rows": rows,
-        "fastest_chunk": min(rows, key=lambda row: row["seconds"])["chunk"],
+        "fastest_chunk": {form: _fastest(row for row in rows if row["form"] == form) for form in forms},
     }
+
+
+def _fastest(rows: Iterable[dict[str, Any]]) -> int:
+    return min(rows, key=lambda row: row["seconds"])["chunk"]
 
 
 def _quartiles(values: list[float]) -> tuple[float, float]:
@@ -127,15 +133,15 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def table(result: dict[str, Any]) -> Table:
+def table(rows: Iterable[dict[str, Any]]) -> Table:
     grid = Table(box=SIMPLE_HEAD)
     for title in ("C", "time", "quartiles", "FLOPs", "inside", "GFLOP/s", "steps"):
         grid.add_column(title, justify="right", no_wrap=True)
-    for row in result["rows"]:
+    for row in rows:
         grid.add_row(
             str(row["chunk"]),
-            f"{row['seconds'] * 1e3:.1f} ms",
-            " to ".join(f"{seconds * 1e3:.1f}" for seconds in row["seconds_quartiles"]),
+            f"{row['seconds'] * 1e3:.3g} ms",
+            " to ".join(f"{seconds * 1e3:.3g}" for seconds in row["seconds_quartiles"]),
             flops_text(row["flops"]),
             f"{row['flops_inside_chunks'] / row['flops']:.0%}",
             f"{row['flops_per_second'] / 1e9:.0f}",
@@ -147,13 +153,23 @@ def table(result: dict[str, Any]) -> Table:
 def draw(result: dict[str, Any]) -> Any:
     """Left the time; right what it is made of: FLOPs that grow with C, serial steps that fall with it."""
     figure, (left, right) = new_figure(2)
-    rows = result["rows"]
+    for form in result["fastest_chunk"]:
+        rows = [row for row in result["rows"] if row["form"] == form]
+        medians = [row["seconds"] * 1e3 for row in rows]
+        low = [(row["seconds"] - row["seconds_quartiles"][0]) * 1e3 for row in rows]
+        high = [(row["seconds_quartiles"][1] - row["seconds"]) * 1e3 for row in rows]
+        left.errorbar(
+            [row["chunk"] for row in rows], medians, yerr=(low, high), marker="o", capsize=3, label=form
+        )
+    # What follows is the same for every form; the first takes all chunk sizes.
+    rows = [row for row in result["rows"] if row["form"] == next(iter(result["fastest_chunk"]))]
     chunks = [row["chunk"] for row in rows]
-    medians = [row["seconds"] * 1e3 for row in rows]
-    low = [(row["seconds"] - row["seconds_quartiles"][0]) * 1e3 for row in rows]
-    high = [(row["seconds_quartiles"][1] - row["seconds"]) * 1e3 for row in rows]
-    left.errorbar(chunks, medians, yerr=(low, high), marker="o", capsize=3)
-    left.set(ylabel="ms: median and quartiles of the rounds", ylim=(0, None))
+    left.set(ylabel="ms: median and quartiles of the rounds")
+    if len(result["fastest_chunk"]) > 1:
+        left.set_yscale("log")
+        left.legend(fontsize=8)
+    else:
+        left.set_ylim(0, None)
     left.set_title(f"time of {result['tokens']:,} tokens, {result['device']}", fontsize=10)
     giga = 1e9
     state = [row["flops_with_state"] / giga for row in rows]

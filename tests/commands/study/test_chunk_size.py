@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from denim.commands.study import chunk_forms
 from denim.commands.study.chunk_size import CHUNKS, NAME, _quartiles, measure, study_chunk_size
 from denim.errors import ConfigError
 
@@ -26,6 +27,13 @@ def test_flops_grow_and_serial_steps_fall_with_the_chunk() -> None:
         assert 0 < low <= row["seconds"] <= high
 
 
+def test_kernels_take_the_chunks_they_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_forms, "prefill_backend", lambda device_type: chunk_forms.TRITON)
+    forms = chunk_forms.forms_on(torch.device("cpu"), 2, 16, 40, CHUNKS)
+    assert list(forms["torch, float32"]) == list(CHUNKS)
+    assert list(forms["triton, bfloat16"]) == [16, 32, 64]
+
+
 def test_a_stalled_round_moves_no_quartile() -> None:
     assert _quartiles([5.0, 1.0, 2.0, 900.0, 3.0]) == (2.0, 5.0)
     assert _quartiles([1.0]) == (1.0, 1.0)
@@ -36,7 +44,8 @@ def test_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFix
     study_chunk_size(2, 16, 256, 2, "cpu", out, as_json=True)
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((out / f"{NAME}.json").read_text())
-    assert printed["fastest_chunk"] in CHUNKS
+    assert list(printed["fastest_chunk"]) == ["torch, float32"]
+    assert printed["fastest_chunk"]["torch, float32"] in CHUNKS
     assert (out / f"{NAME}.png").read_bytes().startswith(b"\x89PNG")
 
 
