@@ -47,7 +47,7 @@ FILLING = 264
 LEAST_CHUNKS = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])  # a number of tokens is as good as another: no kernel of its own
 def _decays(
     dt_ptr,
     dt_stride,
@@ -83,7 +83,7 @@ def _decays(
     tl.store(onto_ptr + at, since - tl.log2(delta), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total", "segments", "segment_chunks"])
 def _walk(
     q_ptr,
     k_ptr,
@@ -107,13 +107,13 @@ def _walk(
     added_ptr,
     faded_ptr,
     out_ptr,
+    segments,
     segment_chunks,
     heads: tl.constexpr,
     group: tl.constexpr,
     value_dim: tl.constexpr,
     key_dim: tl.constexpr,
     splits: tl.constexpr,
-    segments: tl.constexpr,
     reads_out: tl.constexpr,
     tokens: tl.constexpr,
     block_v: tl.constexpr,
@@ -148,7 +148,7 @@ def _walk(
     tile = v_at[None, :] * key_dim + k_at[:, None]
     tile_mask = v_mask[None, :] & k_mask[:, None]
     size: tl.constexpr = value_dim * key_dim
-    place = (sequence * segments).to(tl.int64) * heads + head
+    place = sequence.to(tl.int64) * segments * heads + head
     dtype = v_ptr.dtype.element_ty
 
     s = tl.zeros([block_k, block_v], tl.float32)
@@ -327,13 +327,13 @@ def accumulation_chunks(
             added,
             faded,
             out,
+            segments,
             segment_chunks,
             heads=heads,
             group=heads // k.shape[1],
             value_dim=value_dim,
             key_dim=key_dim,
             splits=splits,
-            segments=segments,
             reads_out=reads_out,
             tokens=size,
             block_v=block_v,

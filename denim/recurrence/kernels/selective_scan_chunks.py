@@ -27,7 +27,7 @@ CHUNK_TOKENS = 64
 AHEAD, CHANNELS, WARPS = 8, 32, 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])  # a number of tokens is as good as another: no kernel of its own
 def _inputs(
     bc_ptr,
     bc_stride,
