@@ -202,6 +202,30 @@ def chat(
     run_chat(Chat(llm, params, system, think))
 
 
+@app.command()
+def profile(
+    model: ModelFolder = None,
+    batch: Annotated[str, typer.Option(help="Decode steps of so many requests: 1,32; empty: none.")] = "1,8",
+    context: Annotated[int, typer.Option(help="Tokens behind each of them.")] = 512,
+    prompt: Annotated[str, typer.Option(help="Prefills of so many tokens: 1024,8192; empty: none.")] = "512",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    state_dtype: StateDtype = "auto",
+    memory: Memory = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for the picture and the JSON.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Where the time of a step goes: part by part, against the least that each must take."""
+    from denim.commands.engine import open_engine
+    from denim.commands.profile.report import numbers, show_profile
+
+    batches, prompts = numbers("--batch", batch), numbers("--prompt", prompt)
+    numbers("--context", str(context))
+    llm = open_engine(model, device, dtype, state_dtype, memory, quiet)
+    show_profile(llm, batches, context, prompts, out, as_json)
+
+
 study = typer.Typer(
     help="Measurements of the method itself: a table, a JSON file and a picture each.", no_args_is_help=True
 )

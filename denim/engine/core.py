@@ -208,6 +208,16 @@ class EngineCore:
             self.check()
         return deltas
 
+    def settle(self) -> list[StreamDelta]:
+        """Wait for the step that is still on its way, if there is one, and return what it brought."""
+        deltas: list[StreamDelta] = []
+        flight, self._flight = self._flight, None
+        with self._books():
+            interrupt = None if flight is None else self._land(flight, deltas)
+        if interrupt is not None:
+            raise interrupt
+        return deltas
+
     def _advance(self, deltas: list[StreamDelta]) -> BaseException | None:
         """One step further. Returns what is no failure of the step but was raised within it."""
         before, interrupt = self._flight, None

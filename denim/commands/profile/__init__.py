@@ -1,0 +1,1 @@
+"""`denim profile`: where the time of a step goes."""
