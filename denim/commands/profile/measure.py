@@ -2,8 +2,8 @@
 
 Owns the order of measuring. A step's time is that of the engine in full swing; the device's share of it is
 what a captured graph, or the plain forward pass, takes alone; what is left is the host's, as far as it does
-not hide behind the device. A part's time is that of its layers called again with what they got, one behind the
-other.
+not hide behind the device. A part's time is that of its layers called again with what they got, one behind
+the other.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ def profile_decode(core: EngineCore, limits: Limits, rows: int, context: int) ->
         requests_that_fit(core.layout, core.capacity.num_slabs, context + steps),
     )
     if rows > fit:
-        raise ConfigError(
-            f"{rows} requests of {context} tokens do not run together, only {fit}; raise memory"
-        )
+        raise ConfigError(f"{rows} requests of {context} tokens do not fit, only {fit}; raise memory")
     _add(core, rows, context, steps)
     while any(request.computed < context for request in core.scheduler.requests.values()):
         core.step()

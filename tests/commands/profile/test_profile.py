@@ -61,6 +61,6 @@ def test_what_does_not_fit_is_refused(llm):
     assert numbers("--batch", " ") == []
     with pytest.raises(ConfigError, match="max_model_len=200"):
         show_profile(llm, [1], 190, [], None, as_json=True)
-    with pytest.raises(ConfigError, match="do not run together"):
+    with pytest.raises(ConfigError, match="do not fit, only 4"):
         show_profile(llm, [9], 40, [], None, as_json=True)
     assert not llm.core.requests

@@ -50,7 +50,8 @@ def test_captured_inputs_give_the_states_of_the_engine(tiny: LLM) -> None:
     assert inputs.v.shape == (40, 24, 64)
     _, states = gated_delta_chunked(*inputs, cu_seqlens=[0, 40])
     storage = tiny.core.runner.storage
-    layers = [i for i, layer in enumerate(tiny.core.runner.forward.model.spec.layers) if layer.mixer.letter == "L"]
+    spec = tiny.core.spec
+    layers = [i for i, layer in enumerate(spec.layers) if layer.mixer.letter == "L"]
     slots = torch.cat([storage.state(i, "recurrent") for i in layers], 1)  # [slots, heads of all layers, …]
     closest = (slots - states).abs().amax((1, 2, 3)).min()
     assert closest < 1e-5 * states.abs().max()
