@@ -118,12 +118,16 @@ class Arena:
 
     def can_alloc(self, need: Mapping[str, int]) -> bool:
         """Whether all of these could be allocated now, together. Exact."""
+        return self.slabs_missing(need) <= 0
+
+    def slabs_missing(self, need: Mapping[str, int]) -> int:
+        """How many more empty slabs it takes to allocate all of these; 0 or less: it can be done now."""
         slabs = 0
         for name, n in need.items():
             if n:
                 pool = self._pools[name]
                 slabs += -(-max(0, n - pool.free) // pool.size.count)
-        return slabs <= len(self._empty)
+        return slabs - len(self._empty)
 
     def _open_slab(self, pool: _Pool) -> int:
         """The slab that serves the next entry of this class. There must be one with a free entry."""
@@ -160,6 +164,50 @@ class Arena:
         if slab not in pool.listed:
             pool.listed.add(slab)
             heappush(pool.open, slab)
+
+    # What compaction needs (denim.memory.compaction)
+
+    def free_in_open(self, name: str) -> dict[int, int]:
+        """Slabs of class `name` that have free entries, and how many."""
+        pool = self._pools[name]
+        return {
+            slab: len(self._free[slab])
+            for slab in pool.listed
+            if self._owner[slab] is pool and self._free[slab]
+        }
+
+    def free_entries(self, name: str) -> int:
+        """How many entries are free in slabs of class `name`."""
+        return self._pools[name].free
+
+    def free_in(self, slab: int) -> list[int]:
+        """Free entries of a slab that has a class."""
+        return list(self._free[slab])
+
+    def held_in(self, slab: int) -> list[int]:
+        """Entries of a slab that are held."""
+        pool = self._owner[slab]
+        if pool is None:
+            return []
+        count = pool.size.count
+        free = set(self._free[slab])
+        return [entry for entry in range(slab * count, (slab + 1) * count) if entry not in free]
+
+    def relocate(self, name: str, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Held entries take the place of free ones of their class, holders and tags with them; the sources
+        become free. `on_free` is not called: their content is still to be read.
+        """
+        pool = self._pools[name]
+        taken: dict[int, set[int]] = {}
+        for source, target in zip(sources, targets, strict=True):
+            pool.refs[target] = pool.refs.pop(source)
+            if source in self._tags and name == SLOT:
+                self._tags[target] = self._tags.pop(source)
+            taken.setdefault(target // pool.size.count, set()).add(target)
+        for slab, entries in taken.items():
+            self._free[slab] = [entry for entry in self._free[slab] if entry not in entries]
+        pool.free -= len(targets)
+        self._give_back(pool, list(sources))
 
     # What a slot stands for
 

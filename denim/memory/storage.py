@@ -13,6 +13,7 @@ from torch import Tensor
 
 from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass, TensorPlace
 
+MOVED_BYTES = 64 * 2**20  # on their way at one time; entries are gathered and then put down
 POISON = 0xFF  # a float of any supported dtype made of these bytes is NaN
 
 
@@ -55,6 +56,20 @@ class Storage:
         rows = self._rows[name]
         for source, target in zip(sources, targets, strict=True):
             rows[target].copy_(rows[source])
+
+    def move(self, name: str, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Move whole entries of a class; no target is a source. The sources are retired, and targets that
+        were retired before hold something again."""
+        words = self._rows[name].view(torch.int64)
+        device = words.device
+        step = max(1, MOVED_BYTES // self.layout.size_class(name).stride)
+        for at in range(0, len(sources), step):
+            from_, to = (torch.tensor(ids[at : at + step], device=device) for ids in (sources, targets))
+            words.index_copy_(0, to, words.index_select(0, from_))
+        if self.debug_poison:
+            live = set(targets)
+            left = [entry for entry in self._retired.get(name, ()) if entry not in live]
+            self._retired[name] = left + list(sources)
 
     def save(self, name: str, ids: Sequence[int]) -> Tensor:
         """Entries in host memory, uint8 [n, stride], pinned on CUDA; complete when this returns."""

@@ -1,13 +1,16 @@
 """The step plan: all that the scheduler tells the runner about one step.
 
 Plain data. The scheduler writes it, the runner carries it out, and neither reaches into the other.
-Order of execution: swap_out, swap_in, page_copies, then one forward pass over all spans.
+Order of execution: swap_out, moves, swap_in, page_copies, then one forward pass over all spans. Entries are
+named by the ids that they have at that place in the order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from denim.memory.compaction import Move
 
 
 class Span(NamedTuple):
@@ -69,3 +72,4 @@ class StepPlan(NamedTuple):
     swap_out: list[Swap]
     swap_in: list[Swap]
     page_copies: list[PageCopy]
+    moves: Sequence[Move] = ()

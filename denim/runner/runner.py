@@ -116,9 +116,12 @@ class Runner:
         return flight
 
     def _move(self, plan: StepPlan) -> None:
-        """Swaps and page copies. Poison falls between reads of what was freed and the first write."""
+        """Swaps, moves and page copies. Poison falls between reads of what was freed and the first write."""
         for swap in plan.swap_out:
             self.swap.put(swap.request_id, [self.storage.save(name, ids) for name, ids in _entries(swap)])
+        for name in {move.name for move in plan.moves}:
+            pairs = [(move.source, move.target) for move in plan.moves if move.name == name]
+            self.storage.move(name, *zip(*pairs, strict=True))
         self.storage.poison_retired()
         for swap in plan.swap_in:
             payload = self.swap.take(swap.request_id)

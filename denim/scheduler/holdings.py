@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from denim.errors import RequestError
 from denim.memory.arena import Arena
+from denim.memory.compaction import Compactor
 from denim.memory.layout import PAGE, SLOT
 from denim.memory.swap import SwapSpace
 from denim.runner.plan import Swap
@@ -20,6 +21,7 @@ from denim.scheduler.request import Request, Status
 class Holdings:
     def __init__(self, arena: Arena, swap: SwapSpace) -> None:
         self.arena = arena
+        self.compactor = Compactor(arena)
         self.swap = swap
         self.page_size = arena.layout.page_size
         self.has_pages = arena.layout.has(PAGE)
@@ -42,12 +44,12 @@ class Holdings:
             )
 
     def has_room(self, tokens: int, shared: int, headroom: int) -> bool:
-        """Whether a request of so many known tokens, `shared` of its pages existing already, could be taken
-        in with `headroom` pages still free then."""
+        """Whether a request of so many known tokens, `shared` of its pages existing already, can be taken in
+        now with `headroom` pages still free then. Scattered free memory is joined where that helps."""
         need = {SLOT: 1} if self.has_slots else {}
         if self.has_pages:
             need[PAGE] = self.pages_for(tokens) - shared + headroom
-        return self.arena.can_alloc(need)
+        return self.compactor.make_room(need)
 
     def take(self, request: Request, shared: list[int]) -> None:
         """Give the request a slot and the pages of its known tokens, the first of them shared ones."""
@@ -62,10 +64,9 @@ class Holdings:
     def grow(self, request: Request) -> bool:
         """Add the pages that the known tokens lack; False when there is none left."""
         while len(request.pages) < self.pages_for(len(request.tokens)):
-            page = self.arena.alloc(PAGE)
-            if page is None:
+            if not self.compactor.make_room({PAGE: 1}):
                 return False
-            request.pages.append(page)
+            request.pages += self.arena.alloc_many(PAGE, 1) or ()
         return True
 
     def release(self, request: Request) -> None:
@@ -81,11 +82,16 @@ class Holdings:
         """Set aside host memory for all that the request has computed, shared pages included."""
         return self.swap.reserve(request.id, self.arena.layout.request_bytes(request.computed))
 
-    def swap_of(self, request: Request) -> Swap:
-        """The move of what is computed, to or from the host; pages beyond that hold nothing."""
-        return Swap(
-            request.id, request.slot, request.pages[: self.pages_for(request.computed)], request.computed
-        )
+    def swap_in_of(self, request: Request) -> Swap:
+        """The way back of what is computed; pages beyond that hold nothing."""
+        pages = request.pages[: self.pages_for(request.computed)]
+        return Swap(request.id, request.slot, pages, request.computed)
+
+    def swap_out_of(self, request: Request) -> Swap:
+        """The way to the host, from where everything lies before this step's moves."""
+        swap = self.swap_in_of(request)
+        slot = self.compactor.sources(SLOT, [swap.slot])[0]
+        return swap._replace(slot=slot, pages=self.compactor.sources(PAGE, swap.pages))
 
     def check(self, requests: Iterable[Request]) -> None:
         """Raises AssertionError unless exactly these requests account for all that is held."""

@@ -6,9 +6,12 @@ holds. Only the scheduler changes it; the engine makes it and reads it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from denim.memory.layout import SLOT
 
 UNKNOWN = -1  # a token that a step draws and the host has not seen yet
 
@@ -93,6 +96,19 @@ class Request:
     def fork_point(self) -> int:
         """Where a leader stops for its family: one token of the prompt is left to every member."""
         return len(self.prompt_ids) - 1
+
+    def moved(self, name: str, targets: Mapping[int, int]) -> int:
+        """Entries have new ids, old -> new. Returns how many of its own were among them."""
+        if name == SLOT:
+            if self.slot not in targets:
+                return 0
+            self.slot = targets[self.slot]
+            return 1
+        if targets.keys().isdisjoint(self.pages):
+            return 0
+        changed = sum(page in targets for page in self.pages)
+        self.pages = [targets.get(page, page) for page in self.pages]
+        return changed
 
     def leave_family(self) -> None:
         """Be on its own from here on."""

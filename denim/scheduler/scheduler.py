@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from itertools import count, islice
 
 from denim.errors import CapacityError, RequestError
@@ -39,15 +38,7 @@ from denim.scheduler.holdings import Holdings
 from denim.scheduler.queue import RequestQueue
 from denim.scheduler.request import UNKNOWN, Request, Status
 from denim.scheduler.spans import deal_spans
-
-
-@dataclass
-class _Step:
-    """A plan in the making, and what its later phases must know of earlier ones."""
-
-    plan: StepPlan = field(default_factory=lambda: StepPlan([], [], [], []))
-    forks: dict[int, int] = field(default_factory=dict)  # member -> slot of its leader
-    held: set[int] = field(default_factory=set)  # leaders that wait while members read their slot
+from denim.scheduler.step_draft import StepDraft
 
 
 class Scheduler:
@@ -70,6 +61,8 @@ class Scheduler:
         self._arrivals = count()
         self._preemptions = {"swap": 0, "recompute": 0}
         self._out: list[StepPlan] = []  # launched, not yet updated; the older first
+        self._step = StepDraft()  # in the making, within `schedule`
+        self._holdings.compactor.watch(self)
 
     # Requests come and go
 
@@ -118,14 +111,14 @@ class Scheduler:
 
         A span's `pages` may be the request's own list, and is valid until the next call.
         """
-        step = _Step()
+        step = self._step = StepDraft()
         self._grow(step)
         self._admit(step)
         plan = step.plan
         plan.spans.extend(deal_spans(self._running, self.config, self._holdings, step.forks, step.held))
         self._dissolve_families(plan)
         if plan.spans or plan.swap_out:
-            return plan
+            return plan._replace(moves=self._holdings.compactor.take())
         if self._waiting and not self._running:
             head = self._waiting[0]
             raise CapacityError(
@@ -133,6 +126,11 @@ class Scheduler:
                 f"added with room for {head.num_prompt + head.max_tokens}: {self._arena.stats()}"
             )
         return None
+
+    def moved(self, name: str, targets: Mapping[int, int]) -> int:
+        """A `Holder`: requests and the plan in the making learn the new ids of entries."""
+        self._step.moved(name, targets)
+        return sum(request.moved(name, targets) for request in self.requests.values())
 
     def launched(self, plan: StepPlan) -> None:
         """Note that `plan` is on its way: states and pages will stand for what it computes. After a step that
@@ -164,7 +162,7 @@ class Scheduler:
 
     # Phases of a step
 
-    def _grow(self, step: _Step) -> None:
+    def _grow(self, step: StepDraft) -> None:
         """Give every running request the page of its next token; the last give way where none is left."""
         at = 0
         while at < len(self._running):
@@ -173,7 +171,7 @@ class Scheduler:
             else:
                 self._preempt(step, self._running[-1])
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, step: StepDraft) -> None:
         """Start or resume waiting requests, in order, as long as the first of them has room.
 
         One that gave way in this step may come back in it, where the move has joined scattered free memory.
@@ -210,7 +208,7 @@ class Scheduler:
         stay = islice(self._running, len(self._running) - (not room))
         return sum(r.remaining for r in stay if not r.exhausted and (r.key < head.key or r.remaining == 1))
 
-    def _start(self, step: _Step, request: Request, leader: Request | None) -> None:
+    def _start(self, step: StepDraft, request: Request, leader: Request | None) -> None:
         """Give a waiting or swapped request its memory and let it run."""
         self._waiting.remove(request)
         shared = self._shareable(leader)
@@ -218,7 +216,7 @@ class Scheduler:
         if request.status is Status.SWAPPED:
             if request.slot >= 0:
                 self._arena.commit(request.slot, request.computed)
-            step.plan.swap_in.append(self._holdings.swap_of(request))
+            step.plan.swap_in.append(self._holdings.swap_in_of(request))
         elif leader is not None:
             assert (leader.prompt_ids, leader.priority) == (request.prompt_ids, request.priority)
             request.leave_family()
@@ -234,7 +232,7 @@ class Scheduler:
         request.status = Status.RUNNING
         self._running.insert(request)
 
-    def _preempt(self, step: _Step, request: Request) -> None:
+    def _preempt(self, step: StepDraft, request: Request) -> None:
         """Take a running request's memory; it waits at its place, its state in host memory or gone."""
         self._running.remove(request)
         request.leave_family()
@@ -244,7 +242,7 @@ class Scheduler:
             and self._holdings.reserve_swap(request)
         )
         if swap:
-            step.plan.swap_out.append(self._holdings.swap_of(request))
+            step.plan.swap_out.append(self._holdings.swap_out_of(request))
             request.status = Status.SWAPPED
         else:
             request.computed = 0

@@ -126,3 +126,18 @@ def test_entries_beyond_32_bit_offsets():
     storage.poison(SLOT, [slot])
     assert torch.isnan(storage.state(0, "recurrent")[slot]).all()
     assert (storage.kv(3)[last - 1] == 3.0).all() and (storage.state(2, "conv")[0] == 5.0).all()
+
+
+@pytest.mark.parametrize("moved_bytes", [1, 2**20])
+def test_moved_entries(monkeypatch, moved_bytes):
+    """In pieces or at once; what was left is retired, what was retired and holds something again is not."""
+    monkeypatch.setattr("denim.memory.storage.MOVED_BYTES", moved_bytes)
+    storage = Storage(ArenaLayout.of(TINY, page_size=4), 3, debug_poison=True)
+    content = torch.randn(storage.kv(3)[:9].shape)
+    storage.kv(3)[:9] = content
+    storage.retire(PAGE, [10, 12, 13])
+    storage.move(PAGE, [7, 2, 5], [10, 11, 12])
+    storage.poison_retired()
+    assert torch.equal(storage.kv(3)[[10, 11, 12]], content[[7, 2, 5]])
+    assert torch.equal(storage.kv(3)[[0, 1, 3, 4, 6, 8]], content[[0, 1, 3, 4, 6, 8]])
+    assert storage.kv(3)[[2, 5, 7, 13]].isnan().all()

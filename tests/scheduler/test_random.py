@@ -76,6 +76,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.complete()
             self.begin()
 
+    @rule(name=st.sampled_from(["page", "slot"]))
+    def shake(self, name):
+        """Entries move between any two steps."""
+        if self.engine.arena.layout.has(name):
+            self.engine.shake(name)
+            self.engine.scheduler.check()
+
     @precondition(lambda self: self.out)
     @rule()
     def fail(self):
@@ -142,7 +149,53 @@ def test_soak():
     assert sum(len(plan.page_copies) for engine in engines for plan in engine.plans) > 50
 
 
+def churn(seed: int, arrivals: int) -> ToyEngine:
+    """Many short requests, of which some end early, and a few long ones: free memory lies scattered, and
+    between most steps entries move whether or not anybody needs it."""
+    rng = random.Random(seed)
+    engine = ToyEngine(
+        num_slabs=rng.randint(8, 20),
+        swap_bytes=rng.choice(SWAP_BYTES),
+        layout=make_layout(*rng.choice([(8, 1), (5, 2), (4, 4), (8, 0), (0, 5)])),
+        max_num_seqs=rng.randint(10, 80),
+        max_num_batched_tokens=rng.choice([40, 200]),
+    )
+    names = [size.name for size in engine.arena.layout.classes]
+    longest = min(engine.longest_request(), 100)
+    out = []  # plans that have begun; one may be ahead of the other
+    while len(engine.requests) < arrivals or engine.scheduler.requests:
+        for _ in range(rng.randint(0, 6) if len(engine.requests) < arrivals else 0):
+            length = longest // 2 if rng.random() < 0.1 else rng.randint(1, 12)
+            prompt = [rng.randrange(VOCABULARY) for _ in range(length)]
+            family = Family() if rng.random() < 0.2 else None
+            for i in range(3 if family else 1):
+                priority = 0 if family else rng.choice([0, 0, 1])
+                engine.add(prompt, rng.randint(1, min(40, longest - length)), i, priority, family)
+        for _ in range(rng.randint(1, 4)):
+            if rng.random() < 0.5:
+                engine.shake(rng.choice(names))
+            plan = engine.begin()
+            out += [plan] if plan is not None else []
+            while len(out) > (plan is not None and rng.random() < 0.5):
+                engine.complete(out.pop(0))
+        if rng.random() < 0.2 and engine.scheduler.requests:
+            engine.scheduler.abort(rng.choice(list(engine.scheduler.requests)))
+    engine.check_exact()
+    engine.check_empty()
+    return engine
+
+
+def test_entries_move_under_running_requests():
+    plans = [plan for seed in range(12) for plan in churn(seed, arrivals=150).plans]
+    moved = [plan for plan in plans if plan.moves]
+    assert sum(len(plan.moves) for plan in moved) > 500
+    assert {move.name for plan in moved for move in plan.moves} == {"page", "slot"}
+    for kind in ("swap_out", "swap_in", "page_copies"):
+        assert any(getattr(plan, kind) for plan in moved), f"no move in a step with {kind}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_long_soak(seed):
     soak(seed, arrivals=400)
+    churn(seed, arrivals=1000)

@@ -132,6 +132,11 @@ class ToyEngine:
         self.scheduler.update(plan, {})
         self.scheduler.check()
 
+    def shake(self, name: str) -> bool:
+        """Have a slab of another class emptied for one of class `name`, whether or not anybody needs it."""
+        free = self.arena.stats()[name + "s"]["free"]
+        return self.scheduler._holdings.compactor.make_room({name: free + 1})
+
     def longest_request(self) -> int:
         longest = self.arena.layout.longest_request(self.arena.num_slabs)
         return self.config.max_model_len if longest is None else longest
@@ -153,6 +158,14 @@ class ToyEngine:
     def run(self, plan: StepPlan) -> dict[int, int]:
         for move in plan.swap_out:
             self.swap.put(move.request_id, (self.slots.get(move.slot), [self.pages[p] for p in move.pages]))
+        live = {(name, target) for name, _, target in plan.moves}
+        self.retired = [entry for entry in self.retired if entry not in live]
+        for name, source, target in plan.moves:
+            content = self.slots if name == SLOT else self.pages
+            content.pop(target, None)
+            if source in content:
+                content[target] = content[source]
+            self.retired.append((name, source))
         for name, entry in self.retired:
             (self.slots if name == SLOT else self.pages).pop(entry, None)
         self.retired.clear()
