@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import RMSNorm
+from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
 from denim.recurrence.gated_accumulation import gated_accumulation_chunked, gated_accumulation_step
 from denim.spec.linear import Lightning
 
@@ -37,6 +38,8 @@ def log_decay_of(num_heads: int, layer: int, num_layers: int) -> Tensor:
 
 class LightningLayer(nn.Module):
     """`in_proj.weight` is [(q | k | v) of every head | gate] by rows."""
+
+    recurrence_backend: str = AUTO
 
     def __init__(
         self,
@@ -62,29 +65,51 @@ class LightningLayer(nn.Module):
 
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
         """x: [T, hidden] -> [T, hidden]; reads every span's slot, writes its `slot_out`."""
-        qkv, gate = self.in_proj(x).split((3 * self.inner, self.inner), dim=-1)
-        # fp32 behind the activation: sums over the whole past are taken of these numbers.
-        heads = F.silu(qkv.float()).view(-1, self.spec.num_heads, 3 * self.spec.head_dim)
+        projected = self.in_proj(x)
         rows = batch.num_decode
         parts = []
         if rows:
-            parts.append(self._decode(heads[:rows], batch))
+            fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
+            decode = self._decode_fused if fused else self._decode
+            parts.append(decode(projected[:rows], batch))
         if rows < len(x):
-            parts.append(self._prefill(heads[rows:], batch))
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self.out(self.norm.normed(out.flatten(1)).mul_(gate.float().sigmoid()).to(x.dtype))
+            fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
+            prefill = self._prefill_fused if fused else self._prefill
+            parts.append(prefill(projected[rows:], batch))
+        return self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
 
-    def _decode(self, heads: Tensor, batch: StepBatch) -> Tensor:
-        """One token for each decode row, [R, H, 3 d] -> [R, H, d]; states updated in place."""
+    def _decode_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
+        """What `_decode` does, as two kernels."""
+        from denim.recurrence.kernels.lightning_step import lightning_step_fused
+
         states = batch.memory.state(self.index, "recurrent")
-        q, k, v = heads.chunk(3, dim=-1)
+        norm = (self.norm.scale, self.norm.eps)
+        return lightning_step_fused(projected, self.log_decay, *norm, batch.decode_slots, states)
+
+    def _decode(self, projected: Tensor, batch: StepBatch) -> Tensor:
+        """One token for each decode row, [R, 4·inner] -> [R, inner]; states updated in place."""
+        states = batch.memory.state(self.index, "recurrent")
+        q, k, v, gate = self._terms(projected)
         with batch.in_place(states) as rows:
-            return gated_accumulation_step(q, k, v, self.log_decay, rows, scale=1.0)
+            out = gated_accumulation_step(q, k, v, self.log_decay, rows, scale=1.0)
+        return self._gated(out, gate)
 
-    def _prefill(self, heads: Tensor, batch: StepBatch) -> Tensor:
-        """Sequences of any length behind one another, in the chunked form: [T, H, 3 d] -> [T, H, d]."""
+    def _prefill_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
+        """What `_prefill` does, in kernels, which also write the states that are wanted inside sequences."""
+        from denim.recurrence.kernels.accumulation_chunks import accumulation_chunks, chunk_tokens
+        from denim.recurrence.kernels.gated_norm import gated_norm
+
+        qkv, gate = projected.split((3 * self.inner, self.inner), dim=-1)
+        q, k, v = F.silu(qkv).unflatten(-1, (self.spec.num_heads, -1)).chunk(3, dim=-1)
+        table = batch.chunks(min(self.chunk_size, chunk_tokens(projected.dtype)))
         states = batch.memory.state(self.index, "recurrent")
-        q, k, v = heads.chunk(3, dim=-1)
+        y = accumulation_chunks(q, k, v, self.log_decay, table, states).flatten(1)
+        return gated_norm(y, gate, self.norm.scale, self.norm.eps, before_gate=True, sigmoid=True)
+
+    def _prefill(self, projected: Tensor, batch: StepBatch) -> Tensor:
+        """Sequences of any length behind one another, in the chunked form: [T, 4·inner] -> [T, inner]."""
+        states = batch.memory.state(self.index, "recurrent")
+        q, k, v, gate = self._terms(projected)
         out, final = gated_accumulation_chunked(
             q,
             k,
@@ -96,4 +121,14 @@ class LightningLayer(nn.Module):
             scale=1.0,
         )
         states.index_copy_(0, batch.prefill_slots, final.to(states.dtype))
-        return out
+        return self._gated(out, gate)
+
+    def _terms(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q, k and v [T, H, d], fp32 as sums over the whole past are taken of them; the gate [T, inner]."""
+        qkv, gate = projected.split((3 * self.inner, self.inner), dim=-1)
+        heads = F.silu(qkv.float()).unflatten(-1, (self.spec.num_heads, -1))
+        return *heads.chunk(3, dim=-1), gate
+
+    def _gated(self, out: Tensor, gate: Tensor) -> Tensor:
+        """[T, H, d] -> [T, inner] in gate's dtype."""
+        return self.norm.normed(out.flatten(1)).mul_(gate.float().sigmoid()).to(gate.dtype)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import RMSNorm
+from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
 from denim.recurrence.selective_scan import selective_scan_chunked, selective_scan_step
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import Mamba1
@@ -29,6 +30,8 @@ class Mamba1Layer(nn.Module):
 
     Biases (`in_bias`, `conv_bias`, `out_bias`) are None where the spec has none; Δ always has one.
     """
+
+    recurrence_backend: str = AUTO
 
     def __init__(
         self,
@@ -73,28 +76,61 @@ class Mamba1Layer(nn.Module):
         projected = self.in_proj(x)
         if self.in_bias is not None:
             projected = projected + self.in_bias
-        inner, z = projected.chunk(2, dim=-1)
         rows = batch.num_decode
         parts = []
         if rows:
-            parts.append(self._decode(inner[:rows], batch))
+            fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
+            decode = self._decode_fused if fused else self._decode
+            parts.append(decode(*projected[:rows].chunk(2, dim=-1), batch))
         if rows < len(x):
-            parts.append(self._prefill(inner[rows:], batch))
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)
-        out = self.out((y * F.silu(z.float())).to(x.dtype))
+            fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
+            prefill = self._prefill_fused if fused else self._prefill
+            parts.append(prefill(*projected[rows:].chunk(2, dim=-1), batch))
+        out = self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
         return out if self.out_bias is None else out + self.out_bias
 
-    def _decode(self, inner: Tensor, batch: StepBatch) -> Tensor:
-        """One token for each decode row, [R, inner] -> [R, inner] in fp32; states updated in place."""
+    def _decode_fused(self, inner: Tensor, z: Tensor, batch: StepBatch) -> Tensor:
+        """What `_decode` does, in two kernels around the inner projections."""
+        from denim.recurrence.kernels.selective_scan_step import selective_scan_step_fused
+        from denim.recurrence.kernels.short_conv_step import short_conv_step_slots
+
+        conv = batch.memory.state(self.index, "conv")
+        slots = batch.decode_slots
+        mixed = short_conv_step_slots(inner, self.conv, self.conv_bias, slots, conv, silu=True)
+        states = batch.memory.state(self.index, "recurrent")
+        return selective_scan_step_fused(*self._raw_terms(mixed), z, slots, states)
+
+    def _prefill_fused(self, inner: Tensor, z: Tensor, batch: StepBatch) -> Tensor:
+        """What `_prefill` does, in kernels, which also write the states that are wanted inside sequences."""
+        from denim.recurrence.kernels.selective_scan_chunks import CHUNK_TOKENS, selective_scan_chunks
+        from denim.recurrence.kernels.short_conv import short_conv_chunks
+
+        table = batch.chunks(min(self.chunk_size, CHUNK_TOKENS))
+        conv = batch.memory.state(self.index, "conv")
+        mixed = short_conv_chunks(inner, self.conv, table, conv, bias=self.conv_bias, silu=True)
+        states = batch.memory.state(self.index, "recurrent")
+        return selective_scan_chunks(*self._raw_terms(mixed), z, table, states)
+
+    def _raw_terms(self, x: Tensor) -> tuple[Tensor | float | None, ...]:
+        """What the kernels make the rule's arguments of, x being the convolution's output behind SiLU."""
+        spec = self.spec
+        dt, bc = self.x_proj(x).split((spec.dt_rank, 2 * spec.state_dim), dim=-1)
+        b_scale, c_scale = (self.b_norm.scale, self.c_norm.scale) if spec.inner_norms else (None, None)
+        delta = self.dt_proj(self._normed_dt(dt))
+        return x, delta, self.dt_bias, self.A_log, self.D, bc, self.inner_norm_eps, b_scale, c_scale
+
+    def _decode(self, inner: Tensor, z: Tensor, batch: StepBatch) -> Tensor:
+        """One token for each decode row, [R, inner] -> [R, inner]; states updated in place."""
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
         with batch.gathered(conv) as window:
             terms = self._terms(short_conv_step(inner, self.conv, window))
         with batch.in_place(states) as rows:
-            return selective_scan_step(*terms, self.D, rows)
+            y = selective_scan_step(*terms, self.D, rows)
+        return (y * F.silu(z.float())).to(z.dtype)
 
-    def _prefill(self, inner: Tensor, batch: StepBatch) -> Tensor:
-        """Sequences of any length behind one another: [T, inner] -> [T, inner] in fp32."""
+    def _prefill(self, inner: Tensor, z: Tensor, batch: StepBatch) -> Tensor:
+        """Sequences of any length behind one another: [T, inner] -> [T, inner]."""
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
         cu_seqlens = batch.prefill_cu_seqlens
@@ -102,7 +138,7 @@ class Mamba1Layer(nn.Module):
         y, final = self._scan(*self._terms(mixed), cu_seqlens, batch.starting(states))
         conv.index_copy_(0, batch.prefill_slots, window)
         states.index_copy_(0, batch.prefill_slots, final.to(states.dtype))
-        return y
+        return (y * F.silu(z.float())).to(z.dtype)
 
     def _terms(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The rule's x, Δ [T, inner], A [inner, N], B and C [T, N] of the convolution's output; all fp32."""
@@ -115,15 +151,21 @@ class Mamba1Layer(nn.Module):
         return x, delta, -self.A_log.exp(), b.float(), c.float()
 
     def _normed(self, dt: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dt = self._normed_dt(dt)
         if self.spec.inner_norms:
-            return self.dt_norm(dt), self.b_norm(b), self.c_norm(c)
+            return dt, self.b_norm(b), self.c_norm(c)
         if self.inner_norm_eps is None:
             return dt, b, c
-        dt, b, c = (
-            F.rms_norm(part.float(), part.shape[-1:], eps=self.inner_norm_eps).to(part.dtype)
-            for part in (dt, b, c)
-        )
-        return dt, b, c
+        return dt, self._normed_plainly(b), self._normed_plainly(c)
+
+    def _normed_dt(self, dt: Tensor) -> Tensor:
+        if self.spec.inner_norms:
+            return self.dt_norm(dt)
+        return dt if self.inner_norm_eps is None else self._normed_plainly(dt)
+
+    def _normed_plainly(self, part: Tensor) -> Tensor:
+        """A norm without weights."""
+        return F.rms_norm(part.float(), part.shape[-1:], eps=self.inner_norm_eps).to(part.dtype)
 
     def _scan(
         self,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import GroupedGatedRMSNorm
+from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
 from denim.recurrence.gated_accumulation import gated_accumulation_chunked, gated_accumulation_step
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import Mamba2
@@ -44,6 +45,8 @@ class Mamba2Layer(nn.Module):
 
     Biases (`in_bias`, `conv_bias`, `out_bias`) are None where the spec has none.
     """
+
+    recurrence_backend: str = AUTO
 
     def __init__(
         self,
@@ -101,35 +104,90 @@ class Mamba2Layer(nn.Module):
             projected = projected + self.in_bias
         if self.projection_scales is not None:
             projected = projected * self.projection_scales
-        z, xbc, dt = projected.split((self.spec.inner, self.spec.conv_channels, self.spec.num_heads), dim=-1)
         rows = batch.num_decode
         parts = []
         if rows:
-            parts.append(self._decode(xbc[:rows], dt[:rows], batch))
+            fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
+            decode = self._decode_fused if fused else self._decode
+            parts.append(decode(projected[:rows], batch))
         if rows < len(x):
-            parts.append(self._prefill(xbc[rows:], dt[rows:], batch))
+            fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
+            prefill = self._prefill_fused if fused else self._prefill
+            parts.append(prefill(projected[rows:], batch))
         y = parts[0] if len(parts) == 1 else torch.cat(parts)
-        y = self.norm(y, z) if self.norm is not None else (y * F.silu(z.float())).to(x.dtype)
         out = self.out(y)
         return out if self.out_bias is None else out + self.out_bias
 
-    def _decode(self, xbc: Tensor, dt: Tensor, batch: StepBatch) -> Tensor:
-        """One token for each decode row, [R, channels] -> [R, inner] in fp32; states updated in place."""
+    def _decode_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
+        """What `_decode` does, as two kernels."""
+        from denim.recurrence.kernels.ssd_step import ssd_step_fused
+
+        norm = self.norm
+        return ssd_step_fused(
+            projected,
+            self.conv,
+            self.conv_bias,
+            self.A_log,
+            self.D,
+            self.dt_bias,
+            None if norm is None else norm.scale,
+            0.0 if norm is None else norm.eps,
+            1 if norm is None else norm.groups,
+            norm is not None and norm.before_gate,
+            batch.decode_slots,
+            batch.memory.state(self.index, "conv"),
+            batch.memory.state(self.index, "recurrent"),
+            self.spec.num_groups,
+            self.time_step_limit,
+        )
+
+    def _decode(self, projected: Tensor, batch: StepBatch) -> Tensor:
+        """One token for each decode row, [R, rows of in_proj] -> [R, inner]; states updated in place."""
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
+        z, xbc, dt = self._parts(projected)
         with batch.gathered(conv) as window:
             mixed = short_conv_step(xbc, self.conv, window)
         x, k, q, delta, log_decay = self._terms(mixed, dt)
         v = x * delta.unsqueeze(-1)
         with batch.in_place(states) as rows:
             out = gated_accumulation_step(q, k, v, log_decay, rows, scale=1.0)
-        return self._skip(out, x)
+        return self._gated(out, x, z)
 
-    def _prefill(self, xbc: Tensor, dt: Tensor, batch: StepBatch) -> Tensor:
-        """Sequences of any length behind one another, in the chunked form: [T, channels] -> [T, inner]."""
+    def _prefill_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
+        """What `_prefill` does, in kernels, which also write the states that are wanted inside sequences."""
+        from denim.recurrence.kernels.accumulation_chunks import TimeStep, accumulation_chunks, chunk_tokens
+        from denim.recurrence.kernels.gated_norm import gated_norm
+        from denim.recurrence.kernels.short_conv import short_conv_chunks
+
+        spec, norm = self.spec, self.norm
+        table = batch.chunks(min(self.chunk_size, chunk_tokens(projected.dtype)))
+        z, xbc, dt = self._parts(projected)
+        conv = batch.memory.state(self.index, "conv")
+        mixed = short_conv_chunks(xbc, self.conv, table, conv, bias=self.conv_bias, silu=True)
+        x, b, c = mixed.split((spec.inner, self.group_rows, self.group_rows), dim=-1)
+        b, c = (part.unflatten(-1, (spec.num_groups, spec.state_dim)) for part in (b, c))
+        y = accumulation_chunks(
+            c,
+            b,
+            x.unflatten(-1, (spec.num_heads, spec.head_dim)),
+            self.A_log,
+            table,
+            batch.memory.state(self.index, "recurrent"),
+            time_step=TimeStep(dt, self.dt_bias, self.time_step_limit),
+            skip=self.D,
+        )
+        if norm is None:
+            return gated_norm(y.flatten(1), z, None)
+        norm_of = {"groups": norm.groups, "before_gate": norm.before_gate}
+        return gated_norm(y.flatten(1), z, norm.scale, norm.eps, **norm_of)
+
+    def _prefill(self, projected: Tensor, batch: StepBatch) -> Tensor:
+        """Sequences of any length behind one another, in the chunked form: [T, ...] -> [T, inner]."""
         cu_seqlens = batch.prefill_cu_seqlens
         conv = batch.memory.state(self.index, "conv")
         states = batch.memory.state(self.index, "recurrent")
+        z, xbc, dt = self._parts(projected)
         mixed, window = short_conv(xbc, self.conv, cu_seqlens=cu_seqlens, window=batch.starting(conv))
         x, k, q, delta, log_decay = self._terms(mixed, dt)
         out, final = gated_accumulation_chunked(
@@ -144,7 +202,12 @@ class Mamba2Layer(nn.Module):
         )
         conv.index_copy_(0, batch.prefill_slots, window)
         states.index_copy_(0, batch.prefill_slots, final.to(states.dtype))
-        return self._skip(out, x)
+        return self._gated(out, x, z)
+
+    def _parts(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, rows of in_proj] -> z [T, inner], [x | B | C] [T, channels], Δ's rows [T, H]."""
+        spec = self.spec
+        return projected.split((spec.inner, spec.conv_channels, spec.num_heads), dim=-1)
 
     def _terms(self, mixed: Tensor, dt: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The rule's arguments, all in fp32, of the convolution's output [T, channels] and Δ's rows [T, H].
@@ -162,6 +225,7 @@ class Mamba2Layer(nn.Module):
         b, c = (part.unflatten(-1, (spec.num_groups, spec.state_dim)) for part in (b, c))
         return x.unflatten(-1, (spec.num_heads, spec.head_dim)), b, c, delta, log_decay
 
-    def _skip(self, out: Tensor, x: Tensor) -> Tensor:
-        """out + D x, [T, H, P] -> [T, inner]."""
-        return torch.addcmul(out, x, self.D.unsqueeze(-1)).flatten(1)
+    def _gated(self, out: Tensor, x: Tensor, z: Tensor) -> Tensor:
+        """out + D x, gated and normed, in z's dtype: out and x [T, H, P], z [T, inner] -> [T, inner]."""
+        y = torch.addcmul(out, x, self.D.unsqueeze(-1)).flatten(1)
+        return self.norm(y, z) if self.norm is not None else (y * F.silu(z.float())).to(z.dtype)

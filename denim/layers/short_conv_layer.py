@@ -11,13 +11,19 @@ from torch import Tensor, nn
 
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
+from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import ShortConv
+
+# Of the table along which kernels convolve; other layers take chunks of as many.
+CHUNK_TOKENS = 64
 
 
 class ShortConvLayer(nn.Module):
     """`in_proj.weight` is [B | C | x] by rows; `conv` is [channels, width]. Biases are None where the spec
     has none."""
+
+    recurrence_backend: str = AUTO
 
     def __init__(
         self, spec: ShortConv, hidden: int, index: int, *, dtype: torch.dtype, device: torch.device | str
@@ -41,31 +47,48 @@ class ShortConvLayer(nn.Module):
         projected = self.in_proj(x)
         if self.in_bias is not None:
             projected = projected + self.in_bias
-        b, c, values = projected.chunk(3, dim=-1)
-        inputs = b * values
         rows = batch.num_decode
         parts = []
         if rows:
-            parts.append(self._decode(inputs[:rows], batch))
+            fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
+            decode = self._decode_fused if fused else self._decode
+            parts.append(decode(*projected[:rows].chunk(3, dim=-1), batch))
         if rows < len(x):
-            parts.append(self._prefill(inputs[rows:], batch))
-        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if self.conv_bias is not None:
-            mixed = mixed + self.conv_bias
-        out = self.out(c * mixed)
+            fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
+            prefill = self._prefill_fused if fused else self._prefill
+            parts.append(prefill(*projected[rows:].chunk(3, dim=-1), batch))
+        out = self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
         return out if self.out_bias is None else out + self.out_bias
 
-    def _decode(self, inputs: Tensor, batch: StepBatch) -> Tensor:
+    def _decode_fused(self, b: Tensor, c: Tensor, x: Tensor, batch: StepBatch) -> Tensor:
+        """What `_decode` does, as one kernel."""
+        from denim.recurrence.kernels.short_conv_step import short_conv_step_slots
+
+        windows = batch.memory.state(self.index, "conv")
+        slots = batch.decode_slots
+        return short_conv_step_slots(x, self.conv, self.conv_bias, slots, windows, before=b, behind=c)
+
+    def _decode(self, b: Tensor, c: Tensor, x: Tensor, batch: StepBatch) -> Tensor:
         """One token for each decode row, [R, channels]; windows move in place."""
         windows = batch.memory.state(self.index, "conv")
         with batch.gathered(windows) as window:
-            return short_conv_step(inputs, self.conv, window)
+            mixed = short_conv_step(b * x, self.conv, window)
+        return c * (mixed if self.conv_bias is None else mixed + self.conv_bias)
 
-    def _prefill(self, inputs: Tensor, batch: StepBatch) -> Tensor:
+    def _prefill_fused(self, b: Tensor, c: Tensor, x: Tensor, batch: StepBatch) -> Tensor:
+        """What `_prefill` does, with the convolution as a kernel, which also writes the windows that are
+        wanted inside sequences."""
+        from denim.recurrence.kernels.short_conv import short_conv_chunks
+
+        windows = batch.memory.state(self.index, "conv")
+        table = batch.chunks(CHUNK_TOKENS)
+        return c * short_conv_chunks(b * x, self.conv, table, windows, bias=self.conv_bias)
+
+    def _prefill(self, b: Tensor, c: Tensor, x: Tensor, batch: StepBatch) -> Tensor:
         """Sequences of any length behind one another, [T, channels]."""
         windows = batch.memory.state(self.index, "conv")
         mixed, window = short_conv(
-            inputs, self.conv, cu_seqlens=batch.prefill_cu_seqlens, window=batch.starting(windows)
+            b * x, self.conv, cu_seqlens=batch.prefill_cu_seqlens, window=batch.starting(windows)
         )
         windows.index_copy_(0, batch.prefill_slots, window)
-        return mixed
+        return c * (mixed if self.conv_bias is None else mixed + self.conv_bias)
