@@ -10,15 +10,10 @@ the last without reading out, and leaves what each adds to the state and how far
 second every segment folds those before it into its own first state. The first launch also copies the state
 that a sequence begins from: its slot may be the one which the second writes.
 
-Decays: differences of sums of logs, none positive. A token's log-decay is taken as at least LEAST_LOG_DECAY;
-what remains of the past then is below 1e-17 of it, and the sums stay small enough for fp32 to tell tokens
-apart behind one that forgets all.
+Decays: `accumulation_decays`.
 """
 
 from __future__ import annotations
-
-from math import inf
-from typing import NamedTuple
 
 import torch
 import triton
@@ -26,17 +21,12 @@ import triton.language as tl
 from torch import Tensor
 
 from denim.recurrence.chunk_table import ChunkTable
-from denim.recurrence.kernels.ssd_step import softplus
-
-LEAST_LOG_DECAY = tl.constexpr(-40.0)
-LOG2_E = tl.constexpr(1.4426950408889634)
+from denim.recurrence.kernels.accumulation_decays import LOG2_E, TimeStep, decays_of
 
 # Tokens of a chunk: larger ones cost more inside, smaller ones more walks of the state. Products of fp32
 # operands do not run on tensor cores and want few registers.
 CHUNK_TOKENS = {torch.float32: 16}
 DEFAULT_CHUNK_TOKENS = 64
-# Heads whose decays a program of the first launch sums up.
-DECAY_HEADS = 16
 # Value channels of a program, and its threads.
 VALUE_BLOCK = 64
 WARPS = 4
@@ -45,42 +35,6 @@ STAGES = 2
 FILLING = 264
 # A segment is at least so many chunks: folding in another costs about as much as one chunk.
 LEAST_CHUNKS = 8
-
-
-@triton.jit(do_not_specialize=["total"])  # a number of tokens is as good as another: no kernel of its own
-def _decays(
-    dt_ptr,
-    dt_stride,
-    bias_ptr,
-    least,
-    most,
-    a_log_ptr,
-    chunks_ptr,
-    since_ptr,
-    onto_ptr,
-    total,
-    heads: tl.constexpr,
-    tokens: tl.constexpr,
-    block: tl.constexpr,
-):
-    """For each token and head, as logs to base 2: what is left of the state before the chunk behind the token
-    (since), and that over Δ (onto); so exp2(since_t - onto_s) is Δ_s times the decay from s to t."""
-    if tl.load(chunks_ptr + tl.program_id(0) * 3) < 0:
-        return
-    row = tl.load(chunks_ptr + tl.program_id(0) * 3 + 1).to(tl.int64)
-    step = tl.arange(0, tokens)
-    head = tl.program_id(1) * block + tl.arange(0, block)
-    real = head < heads
-    live = (step < tl.load(chunks_ptr + tl.program_id(0) * 3 + 2))[:, None] & real[None, :]
-    dt = tl.load(dt_ptr + row * dt_stride + step[:, None] * dt_stride + head[None, :], mask=live, other=0.0)
-    dt = dt.to(tl.float32) + tl.load(bias_ptr + head, mask=real, other=0.0)[None, :]
-    delta = tl.minimum(tl.maximum(softplus(dt), least), most)
-    rate = -tl.exp(tl.load(a_log_ptr + head, mask=real, other=0.0))
-    log_decay = tl.where(live, tl.maximum(rate[None, :] * delta, LEAST_LOG_DECAY), 0.0) * LOG2_E
-    since = tl.cumsum(log_decay, 0)
-    at = row + head[None, :].to(tl.int64) * total + step[:, None]
-    tl.store(since_ptr + at, since, mask=live)
-    tl.store(onto_ptr + at, since - tl.log2(delta), mask=live)
 
 
 @triton.jit(do_not_specialize=["total", "segments", "segment_chunks"])
@@ -230,17 +184,6 @@ def _walk(
             tl.store(faded_ptr + at, faded)
 
 
-class TimeStep(NamedTuple):
-    """What makes Δ of an SSD layer: softplus(dt + bias), clamped to `limit`, its least and largest value.
-
-    dt: [T, H], rows any distance apart; bias: [H] fp32.
-    """
-
-    dt: Tensor
-    bias: Tensor
-    limit: tuple[float, float] = (0.0, inf)
-
-
 def chunk_tokens(dtype: torch.dtype) -> int:
     """The `size` of the table that `accumulation_chunks` wants for inputs of this dtype."""
     return CHUNK_TOKENS.get(dtype, DEFAULT_CHUNK_TOKENS)
@@ -285,24 +228,7 @@ def accumulation_chunks(
     shape = (sequences, segments, heads) if segments > 1 else (0,)
     added = torch.empty(*shape, *states.shape[2:], dtype=torch.float32, device=v.device)
     faded = torch.empty(shape, dtype=torch.float32, device=v.device)
-    since = onto = None
-    size = max(16, triton.next_power_of_2(table.size))
-    if time_step is not None:
-        since, onto = torch.empty(2, heads, tokens, dtype=torch.float32, device=v.device)
-        _decays[(len(table.chunks), triton.cdiv(heads, DECAY_HEADS))](
-            time_step.dt,
-            time_step.dt.stride(0),
-            time_step.bias,
-            *time_step.limit,
-            decay,
-            table.chunks,
-            since,
-            onto,
-            tokens,
-            heads=heads,
-            tokens=size,
-            block=DECAY_HEADS,
-        )
+    since, onto = (None, None) if time_step is None else decays_of(time_step, decay, table, heads)
     for reads_out in (False, True) if segments > 1 else (True,):
         _walk[(heads * splits, segments if reads_out else segments - 1, sequences)](
             q,
@@ -335,7 +261,7 @@ def accumulation_chunks(
             key_dim=key_dim,
             splits=splits,
             reads_out=reads_out,
-            tokens=size,
+            tokens=max(16, triton.next_power_of_2(table.size)),
             block_v=block_v,
             block_k=max(16, triton.next_power_of_2(key_dim)),
             stages=STAGES,
