@@ -319,11 +319,13 @@ class EngineCore:
         in_flight.add(id_, completion)
 
     def _fail(self, plan: StepPlan, error: BaseException, deltas: list[StreamDelta]) -> BaseException | None:
-        """End every request of a step that did not complete; their memory holds nothing of use.
+        """End every request of a step that did not complete; their memory holds nothing of use. If entries were
+        to move in it, nobody's memory is certain any more, and all requests end.
 
         Returns `error` if it is for the caller, such as an interrupt.
         """
         ids = [part.request_id for group in (plan.spans, plan.swap_out, plan.swap_in) for part in group]
+        ids += self._request_of if plan.moves else ()
         ended = [self._end(id_, "error") for id_ in dict.fromkeys(ids) if id_ in self._request_of]
         deltas += ended
         if not isinstance(error, Exception):

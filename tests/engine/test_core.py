@@ -13,6 +13,7 @@ from denim import LLM, RequestError, SamplingParams
 from denim.engine.core import EngineCore
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import RequestOutput
+from denim.memory.layout import PAGE
 from tests.exactness.harness import tokens_of
 from tests.exactness.judge import Judge
 from tests.tiny import VOCAB
@@ -218,6 +219,29 @@ def test_a_failing_step_with_swaps(mute: tuple[Path, Judge], monkeypatch: pytest
     core.step()
     finish(core)
     assert victim.outputs[0].finish_reason in ("error", "length")
+    assert_idle(core)
+    after = add(core, 40)
+    finish(core)
+    judged(judge, after)
+
+
+def test_a_failing_step_in_which_entries_move(
+    mute: tuple[Path, Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they lie is uncertain then: all end, those too that were not in the step."""
+    folder, judge = mute
+    core = core_of(folder, max_num_seqs=30, max_num_batched_tokens=40)
+    outputs = [add(core, 20, seed) for seed in range(24)]
+    while core.stats()["running"] < 18:
+        core.step()
+    for output in outputs[:16:2]:
+        core.abort(output.request_id)
+    pages = core.stats()["pages"]["free"]
+    assert core.scheduler._holdings.compactor.make_room({PAGE: pages + 1}), "nothing could move"
+    fail_once(core, monkeypatch, Broken("a kernel failed"))
+    while core.has_work:
+        core.step()
+    assert {output.outputs[0].finish_reason for output in outputs} == {"abort", "error"}
     assert_idle(core)
     after = add(core, 40)
     finish(core)

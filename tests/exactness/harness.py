@@ -51,6 +51,7 @@ class Way:
         after ever longer gaps, so that those that must compute all again get to their end. 0: never.
     swap: what gives way moves to the host even where the ledger says that computing again is cheaper.
     recycled: before the first request others have used the memory, and were aborted or ended.
+    moving: before every step some live entries move to other places.
     forks: completions asked of every request that asks for one; all must be alike (greedy) or equal what
         the request with the next seed gives (random).
     shuffled: requests come in another order, with random priorities.
@@ -62,6 +63,7 @@ class Way:
     bump: int = 0
     swap: bool = False
     recycled: bool = False
+    moving: bool = False
     forks: int = 1
     shuffled: bool = False
     seed: int = 0
@@ -97,7 +99,7 @@ AXES: dict[str, dict[str, Change]] = {
     },
     "company": {name: change(company=name) for name in ("alone", "together", "joining")},
     "preempted": {"never": change(), "swapped": preempted(swap=True), "recomputed": preempted(swap=False)},
-    "memory": {"roomy": change(), "tight": change(slabs=0)},
+    "memory": {"roomy": change(), "tight": change(slabs=0), "moving": change(moving=True, recycled=True)},
     "slots": {"fresh": change(), "recycled": change(recycled=True)},
     "forks": {"1": change(), "3": change(forks=3)},
     "order": {"given": change(), "shuffled": change(shuffled=True)},
@@ -231,12 +233,27 @@ class _Driver:
                     )
                 gap *= BUMP_GROWTH
                 next_bump += gap
+            if self.way.moving:
+                self._move_entries()
             self.core.step()
             self._note_preemptions()
             step += 1
             assert step < MOST_STEPS, "no progress"
         for id_ in self._mates:
             self.core.abort(id_)
+
+    def _move_entries(self) -> None:
+        """As compaction would, but a few of each class, anywhere, and for nothing."""
+        arena, compactor = self.core.arena, self.core.scheduler._holdings.compactor
+        for size in arena.layout.classes:
+            pending = compactor._pending.get(size.name, {})
+            slabs = arena.free_in_open(size.name)
+            free = [entry for slab in slabs for entry in arena.free_in(slab)]
+            free = [entry for entry in free if entry not in pending.values()]
+            held = [entry for slab in slabs for entry in arena.held_in(slab) if entry not in pending]
+            n = min(3, len(held), len(free))
+            if n:
+                compactor._move(size.name, self.chance.sample(held, n), self.chance.sample(free, n))
 
     def _running(self) -> bool:
         return any(id_ in self.core.requests for id_ in self._case_of)
