@@ -319,8 +319,8 @@ class EngineCore:
         in_flight.add(id_, completion)
 
     def _fail(self, plan: StepPlan, error: BaseException, deltas: list[StreamDelta]) -> BaseException | None:
-        """End every request of a step that did not complete; their memory holds nothing of use. If entries were
-        to move in it, nobody's memory is certain any more, and all requests end.
+        """End every request of a step that did not complete; their memory holds nothing of use. If entries
+        were to move in it, nobody's memory is certain any more, and all requests end.
 
         Returns `error` if it is for the caller, such as an interrupt.
         """
