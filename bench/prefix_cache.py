@@ -1,0 +1,191 @@
+"""Policies and eviction orders of the prefix cache beside the peers' rules: token hit rates on traces.
+
+    python -m bench.prefix_cache [--trace lmsys-like …] [--seeds 3] [--recorded FILE] [--json FILE]
+
+The real tree, policies and orders run without a model (denim.cache.replay).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from bench.prefix_peers import JUDICIOUS, AnyLru, LeafLru, Marconi, grid_lru
+from bench.prefix_traces import lmsys_like, recorded, sharegpt_like, swe_like
+from bench.report import write
+from denim.cache.eviction import GreedyDual, LeastRecent, Order, Worth
+from denim.cache.expected import Expected
+from denim.cache.positions import POLICIES, Grid, Policy
+from denim.cache.prefix_cache import PrefixCache
+from denim.cache.replay import Clock, TraceRequest, replay
+from denim.cache.spacing import OverlapDepths
+from denim.cache.tree import PrefixTree
+from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass
+
+GB = 10**9
+
+
+class Geometry(NamedTuple):
+    name: str
+    state_bytes: int
+    token_bytes: int
+    flops: Callable[[int], float]
+
+
+def _paper_flops(tokens: int) -> float:
+    """7B parameters, four attention layers of width 4096, causal."""
+    return 2 * 7e9 * tokens + 2 * 4 * 4096 * tokens**2
+
+
+PAPER = Geometry("paper", 26_800_000, 65_536, _paper_flops)
+
+
+class FluidArena:
+    """An arena without slabs: any free byte serves pages and slots alike. So policies are compared without
+    the loss to fragmentation, which is another matter."""
+
+    def __init__(self, layout: ArenaLayout, memory: int) -> None:
+        self.layout = layout
+        self._free = memory
+        self._refs: dict[str, dict[int, int]] = {size.name: {} for size in layout.classes}
+        self._bytes = {size.name: size.stride for size in layout.classes}
+        self._next = 0
+        self._tags: dict[int, int] = {}
+
+    def can_alloc(self, need: dict[str, int]) -> bool:
+        return sum(self._bytes[name] * n for name, n in need.items()) <= self._free
+
+    def alloc_many(self, name: str, n: int) -> list[int] | None:
+        if not self.can_alloc({name: n}):
+            return None
+        ids = list(range(self._next, self._next + n))
+        self._next += n
+        self._refs[name].update(dict.fromkeys(ids, 1))
+        self._free -= n * self._bytes[name]
+        return ids
+
+    def alloc(self, name: str) -> int | None:
+        ids = self.alloc_many(name, 1)
+        return ids[0] if ids else None
+
+    def share(self, name: str, ids: list[int]) -> None:
+        refs = self._refs[name]
+        for entry in ids:
+            refs[entry] += 1
+
+    def release(self, name: str, ids: list[int]) -> None:
+        refs = self._refs[name]
+        for entry in ids:
+            refs[entry] -= 1
+            if not refs[entry]:
+                del refs[entry]
+                self._free += self._bytes[name]
+                if name == SLOT:
+                    self._tags.pop(entry, None)
+
+    def holders(self, name: str, entry: int) -> int:
+        return self._refs[name].get(entry, 0)
+
+    def commit(self, slot: int, tokens: int) -> None:
+        self._tags[slot] = tokens
+
+    def expect(self, slot: int, tokens: int) -> None:
+        assert self._tags[slot] == tokens
+
+
+OrderOf = Callable[[Worth, Clock], Order]
+
+COLUMNS: dict[str, tuple[Policy, OrderOf]] = {
+    "SGLang+": (JUDICIOUS, lambda worth, clock: LeafLru()),
+    "LRU-any": (JUDICIOUS, lambda worth, clock: AnyLru()),
+    "GDS": (JUDICIOUS, lambda worth, clock: GreedyDual(worth)),
+    "ends, LRU": (POLICIES["ends"], lambda worth, clock: LeastRecent()),
+    "auto, LRU": (POLICIES["auto"], lambda worth, clock: LeastRecent()),
+    "auto, GDS": (POLICIES["auto"], lambda worth, clock: GreedyDual(worth)),
+    "auto": (POLICIES["auto"], Expected),
+}
+ALPHAS = (0.0, 0.25, 0.5, 1.0, 2.0)
+
+
+def hit_rate(
+    trace: list[TraceRequest], geometry: Geometry, memory: int, policy: Policy, order_of: OrderOf, page: int
+) -> dict[str, Any]:
+    """The cache's account after the trace."""
+    classes = (
+        SizeClass(PAGE, page * geometry.token_bytes, page * geometry.token_bytes, 1),
+        SizeClass(SLOT, geometry.state_bytes, geometry.state_bytes, 1),
+    )
+    arena: Any = FluidArena(ArenaLayout(page, 1, classes, (), ()), memory)
+    tree = PrefixTree(arena, ids_limit=4 * memory // geometry.token_bytes)
+    clock = Clock()
+    order = order_of(Worth(tree, geometry.flops, classes[0].stride, classes[1].stride), clock)
+    block = -(-geometry.state_bytes // geometry.token_bytes)
+    grid = Grid(block, OverlapDepths(4 * block))
+    cache = PrefixCache(arena, tree, order, policy, grid, geometry.flops, arena.can_alloc)
+    replay(trace, cache, arena, clock)
+    cache.check()
+    return cache.stats()
+
+
+def _percent(stats: dict[str, Any]) -> float:
+    return 100 * stats["hit_tokens"] / stats["query_tokens"]
+
+
+def row(name: str, trace: list[TraceRequest], geometry: Geometry, memory: int, page: int) -> dict[str, Any]:
+    hits, queries = grid_lru(trace, memory, geometry.state_bytes, geometry.token_bytes)
+    cells: dict[str, Any] = {"trace": name, "GB": memory / GB, "vLLM+": 100 * hits / queries}
+    for column, (policy, order_of) in COLUMNS.items():
+        cells[column] = _percent(hit_rate(trace, geometry, memory, policy, order_of, page))
+    cells["Marconi"] = max(
+        _percent(hit_rate(trace, geometry, memory, JUDICIOUS, lambda w, c, a=alpha: Marconi(w, a), page))
+        for alpha in ALPHAS
+    )
+    cells["unlimited"] = _percent(
+        hit_rate(trace, geometry, 10**16, JUDICIOUS, lambda w, c: LeastRecent(), page)
+    )
+    return cells
+
+
+CELLS = {
+    "lmsys-like": (lmsys_like, (2, 3, 5)),
+    "sharegpt-like": (sharegpt_like, (5, 10)),
+    "swe-like": (swe_like, (40, 60)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trace", nargs="*", choices=list(CELLS), default=list(CELLS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--recorded", type=Path, help="a trace in Mooncake's format")
+    parser.add_argument("--requests", type=int, default=1500, help="of the recorded trace")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    begin = time.perf_counter()
+    rows = []
+    for name in args.trace:
+        make, sizes = CELLS[name]
+        traces = [make(seed) for seed in range(args.seeds)]
+        for size in sizes:
+            rows.append(_mean([row(name, trace, PAPER, size * GB, 16) for trace in traces]))
+    if args.recorded:
+        rows.append(row(args.recorded.stem, recorded(args.recorded, args.requests), PAPER, 60 * GB, page=128))
+    write(args.json, "cpu", rows)
+    print(f"{time.perf_counter() - begin:.0f} s")
+
+
+def _mean(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        key: mean(row[key] for row in rows) if isinstance(value, float) else value
+        for key, value in rows[0].items()
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What the prefix cache of one model goes by: costs, grids and what memory holds.
+
+Owns the numbers that follow from spec and layout alone, the assembly of a cache from its parts, and the
+start-up line. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from denim.cache.eviction import GreedyDual, LeastRecent, Order, Worth
+from denim.cache.expected import Expected
+from denim.cache.positions import POLICIES, Grid
+from denim.cache.prefix_cache import PrefixCache
+from denim.cache.spacing import OverlapDepths
+from denim.cache.tree import PrefixTree
+from denim.ledger.flops import CHUNK, prefill_flops
+from denim.memory.arena import Arena
+from denim.memory.fit import requests_that_fit
+from denim.memory.layout import PAGE, SLOT, ArenaLayout
+from denim.spec.model import ModelSpec
+
+CURVE = (4096, 65536)
+"""Lengths at which the FLOPs of a prefill are taken; between and beyond them they are a parabola."""
+
+SPACED_EACH = 4
+"""In a long prompt one spaced checkpoint for KV that weighs so many times as much: a quarter on top of it."""
+
+IDS_FACTOR = 4
+"""Token ids are known for so many times the tokens whose KV the arena could hold, at 4 bytes each."""
+
+SHOWN_LENGTHS = (1024, 8192, 65536)
+"""Prefix lengths of the start-up line."""
+
+ORDERS: dict[str, Callable[[Worth, Callable[[], float]], Order]] = {
+    "expected": Expected,
+    "greedy dual": lambda worth, now: GreedyDual(worth),
+    "lru": lambda worth, now: LeastRecent(),
+}
+
+
+def prefill_curve(spec: ModelSpec, chunk: int = CHUNK) -> Callable[[int], float]:
+    """FLOPs of a prefill from nothing, as a function that costs nothing: a n + b n² through two lengths.
+
+    Exact but for the head and for prompts shorter than a chunk, neither of which a checkpoint saves.
+    """
+    m, n = CURVE
+    head = 2 * spec.hidden_size * spec.vocab_size
+    at_m, at_n = ((prefill_flops(spec, tokens, chunk) - head) / tokens for tokens in CURVE)
+    square = (at_n - at_m) / (n - m)
+    linear = at_m - square * m
+    return lambda tokens: tokens * (linear + square * tokens)
+
+
+def block_tokens(layout: ArenaLayout, chunk: int) -> int:
+    """Tokens whose KV weighs as much as a checkpoint, on the chunk grid; a chunk where either is missing."""
+    if not layout.has(PAGE) or not layout.has(SLOT):
+        return chunk
+    page, slot = (layout.size_class(name).stride for name in (PAGE, SLOT))
+    tokens = slot * layout.page_size / page
+    return max(chunk, -(-int(tokens) // chunk) * chunk)
+
+
+def open_cache(
+    spec: ModelSpec,
+    arena: Arena,
+    has_room: Callable[[Mapping[str, int]], bool],
+    policy: str,
+    chunk: int = CHUNK,
+    order: str = "expected",
+    now: Callable[[], float] = monotonic,
+) -> PrefixCache:
+    """An empty cache over `arena`. `policy` and `order` are names of `POLICIES` and `ORDERS`; `now` gives
+    seconds."""
+    layout = arena.layout
+    page, slot = (layout.size_class(name).stride if layout.has(name) else 0 for name in (PAGE, SLOT))
+    slots = arena.num_slabs * (layout.size_class(SLOT).count if layout.has(SLOT) else 1)
+    block = block_tokens(layout, chunk)
+    tokens = slots * block
+    tree = PrefixTree(arena, IDS_FACTOR * tokens)
+    flops = prefill_curve(spec, chunk)
+    worth = Worth(tree, flops, page, slot)
+    grid = Grid(block, OverlapDepths(SPACED_EACH * block if slot else 0))
+    return PrefixCache(arena, tree, ORDERS[order](worth, now), POLICIES[policy], grid, flops, has_room)
+
+
+def describe_cache(layout: ArenaLayout, num_slabs: int, policy: str) -> str:
+    """The start-up line: what an otherwise empty arena holds, in prefixes; and when there can be no hit."""
+    if policy == "none":
+        return "prefixes are not reused between requests (checkpoint_policy is none)"
+    if not can_hit(layout, num_slabs):
+        return (
+            "prefixes can never be reused: the arena has no room for a checkpoint beside one running request;"
+            " raise memory"
+        )
+    held = []
+    for tokens in SHOWN_LENGTHS:
+        n = requests_that_fit(layout, num_slabs, tokens)
+        if n:
+            held.append(f"{n:,} of {tokens:,} tokens")
+    return f"prefix cache ({policy}): holds " + ", or ".join(held or ["prefixes of few tokens"])
+
+
+def can_hit(layout: ArenaLayout, num_slabs: int) -> bool:
+    """Whether a checkpoint of one token fits beside a request that begins from it."""
+    need = {SLOT: 2, PAGE: 2}
+    return layout.slabs_for({size.name: need[size.name] for size in layout.classes}) <= num_slabs
