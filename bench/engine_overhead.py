@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     core = EngineCore(EngineOptions(device="cpu"))
-    timed = core.runner.model = TimedModel(core.loaded.model)
+    timed = core.runner.forward.model = TimedModel(core.loaded.model)
     rows = []
     for name, params in PARAMS.items():
         for i in range(args.batch):

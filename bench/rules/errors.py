@@ -18,7 +18,7 @@ from denim.recurrence.gated_delta import gated_delta_chunked
 from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
 
 TOKENS = 4096
-HEADS = (4, 8)
+HEADS = (16, 16)
 # Shifts of a before softplus: the mean decay of a token is then about e^-0.3, e^-20 and e^-0.0005.
 DECAYS = {"random": 0.0, "strong decay": 8.0, "weak decay": -7.0}
 
