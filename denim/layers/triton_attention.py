@@ -127,9 +127,9 @@ def tiles_of(dtype: torch.dtype, shape: AttentionShape, tokens: int) -> Tiles:
     """Tiles for spans of about so many tokens. Measured on an H200: docs/performance.md."""
     rows = min(64, max(16, 1 << (tokens * shape.group - 1).bit_length()))
     if dtype == torch.float32:  # products without tensor cores, in small tiles for want of registers
-        return Tiles(16, 16, 128, 4, 1)
+        return Tiles(16, 16, 256, 4, 1)
     if rows <= 32:
-        return Tiles(rows, 32 if shape.dim > 128 else 64, 128, 4, 3)
+        return Tiles(rows, 32 if shape.dim > 128 else 64, 256, 4, 3)
     if rows == 64 and tokens * shape.group <= 64:
         return Tiles(64, 64, 256, 4, 2)
     return Tiles(128, 64, 512, 8, 2)

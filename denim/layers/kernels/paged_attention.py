@@ -32,7 +32,8 @@ LOG2_E = 1.4426950408889634
 WAVE = 128
 # Splits are multiples of this, and every block of keys divides it.
 SPLIT_STEP = 128
-MERGE_ROWS = 16  # rows of partial sums in registers at one time
+MERGE_ROWS = 16  # rows whose partial sums are added up at one time
+MERGE_NUMBERS = 64  # of partial sums in registers of one thread meanwhile
 SPANS = 256  # spans that a program looks at together; more are a variant of the kernel for each power of two
 LEAST_DOT = 16  # the shortest side of a product on tensor cores
 
@@ -198,6 +199,7 @@ def _paged_attention(
     least_split: tl.constexpr,
     split_step: tl.constexpr,
     merge_rows: tl.constexpr,
+    merge_splits: tl.constexpr,
     shared: tl.constexpr,
     gated: tl.constexpr,
     precision: tl.constexpr,
@@ -358,26 +360,28 @@ def _paged_attention(
                         r_top = tl.full([merge_rows], float("-inf"), tl.float32)
                         r_total = tl.zeros([merge_rows], tl.float32)
                         r_acc = tl.zeros([merge_rows, block_d], tl.float32)
-                        for j in range(0, splits):
-                            at = (first + j * kv_heads).to(tl.int64) * kept_rows + r
+                        for j0 in range(0, splits, merge_splits):
+                            j = j0 + tl.arange(0, merge_splits)
+                            at = (first + j * kv_heads).to(tl.int64)[:, None] * kept_rows + r[None, :]
+                            was_kept = (j < splits)[:, None] & here[None, :]
                             j_top = tl.load(
-                                stats_ptr + at * 2, mask=here, other=float("-inf"), cache_modifier=".cg"
+                                stats_ptr + at * 2, mask=was_kept, other=float("-inf"), cache_modifier=".cg"
                             )
                             j_total = tl.load(
-                                stats_ptr + at * 2 + 1, mask=here, other=0.0, cache_modifier=".cg"
+                                stats_ptr + at * 2 + 1, mask=was_kept, other=0.0, cache_modifier=".cg"
                             )
                             j_acc = tl.load(
-                                partial_ptr + at[:, None] * block_d + d[None, :],
-                                mask=here[:, None],
+                                partial_ptr + at[:, :, None] * block_d + d[None, None, :],
+                                mask=was_kept[:, :, None],
                                 other=0.0,
                                 cache_modifier=".cg",
                             )
-                            new_top = tl.maximum(r_top, j_top)
+                            new_top = tl.maximum(r_top, tl.max(j_top, 0))
                             shift = tl.where(new_top == float("-inf"), 0.0, new_top)
                             r_fade = tl.exp2(r_top - shift)
-                            j_fade = tl.exp2(j_top - shift)
-                            r_total = r_total * r_fade + j_total * j_fade
-                            r_acc = r_acc * r_fade[:, None] + j_acc * j_fade[:, None]
+                            j_fade = tl.exp2(j_top - shift[None, :])
+                            r_total = r_total * r_fade + tl.sum(j_total * j_fade, 0)
+                            r_acc = r_acc * r_fade[:, None] + tl.sum(j_acc * j_fade[:, :, None], 0)
                             r_top = new_top
                         r_rows = tile * block_m + r
                         _write(
@@ -474,6 +478,10 @@ def attend_pages(
     gated = gate is not None
     gate = out if gate is None else gate
     block_m = tiles.rows
+    block_d = max(LEAST_DOT, triton.next_power_of_2(dim))
+    kept_rows = min(group, block_m) if decode else block_m
+    merge_rows = min(MERGE_ROWS, triton.next_power_of_2(kept_rows))
+    merge_splits = max(1, MERGE_NUMBERS * 32 * tiles.warps // (merge_rows * block_d))
     overlap = overlaps(q.device)
     _paged_attention[(programs,)](
         q,
@@ -505,13 +513,14 @@ def attend_pages(
         page_size=page_size,
         max_spans=max(SPANS, triton.next_power_of_2(len(kv_lens))),
         block_m=block_m,
-        kept_rows=min(group, block_m) if decode else block_m,
+        kept_rows=kept_rows,
         block_n=tiles.keys,
-        block_d=max(LEAST_DOT, triton.next_power_of_2(dim)),
+        block_d=block_d,
         block_extra=max(LEAST_DOT, triton.next_power_of_2(extra)) if extra else LEAST_DOT,
         least_split=tiles.least_split,
         split_step=SPLIT_STEP,
-        merge_rows=MERGE_ROWS,
+        merge_rows=merge_rows,
+        merge_splits=merge_splits,
         shared=v is k,
         gated=gated,
         precision="ieee" if q.dtype == torch.float32 else "tf32",
