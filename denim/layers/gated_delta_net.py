@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import GatedRMSNorm, RMSNorm
-from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
+from denim.recurrence.backend import (
+    AUTO,
+    TRITON,
+    DeltaPrefill,
+    decode_backend,
+    delta_prefill_backend,
+    prefill_backend,
+)
+from denim.recurrence.backends import gated_delta_chunks_of
+from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import GatedDeltaNet
@@ -117,7 +126,6 @@ class GatedDeltaNetLayer(nn.Module):
         """What `_prefill` does, in kernels, which also write the states that are wanted inside sequences."""
         from denim.layers.kernels.gated_rms_norm import gated_rms_norm
         from denim.recurrence.kernels.delta_pass import largest_chunk
-        from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
         from denim.recurrence.kernels.short_conv import short_conv_chunks
 
         spec = self.spec
@@ -133,7 +141,8 @@ class GatedDeltaNetLayer(nn.Module):
             head_dim=spec.key_dim,
         )
         states = batch.memory.state(self.index, "recurrent")
-        out = gated_delta_chunks(
+        run = gated_delta_chunks_of(delta_prefill_backend(self.recurrence_backend, self._call(rows, table)))
+        out = run(
             rows,
             b,
             a,
@@ -145,6 +154,21 @@ class GatedDeltaNetLayer(nn.Module):
             beta_limit=spec.beta_limit,
         )
         return gated_rms_norm(out, z, self.norm.scale, self.norm.eps)
+
+    def _call(self, rows: Tensor, table: ChunkTable) -> DeltaPrefill:
+        """What the choice of a kernel for these sequences depends on."""
+        spec = self.spec
+        return DeltaPrefill(
+            spec.num_key_heads,
+            spec.num_value_heads,
+            spec.key_dim,
+            spec.value_dim,
+            rows.dtype,
+            sequences=len(table.slot_out),
+            tokens=table.longest * table.size,
+            saves=table.save is not None,
+            captured=rows.is_cuda and torch.cuda.is_current_stream_capturing(),
+        )
 
     def _prefill(self, projected: Tensor, batch: StepBatch) -> Tensor:
         """Sequences of any length behind one another, in the chunked form: [T, ...] -> [T, Hv·d_v]."""

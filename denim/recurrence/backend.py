@@ -35,7 +35,7 @@ class DeltaPrefill(NamedTuple):
     """What the choice for one call of the gated delta rule's chunked form depends on; all known on the host.
 
     dtype: of q, k and v. tokens: of the longest sequence. saves: whether states inside a sequence are wanted.
-    scalar_decay: one decay a head, as in Gated DeltaNet; else one a key channel, as in KDA.
+    captured: whether the call goes into a graph.
     """
 
     key_heads: int
@@ -46,7 +46,7 @@ class DeltaPrefill(NamedTuple):
     sequences: int
     tokens: int
     saves: bool
-    scalar_decay: bool = True
+    captured: bool = False
 
 
 @cache
@@ -80,14 +80,17 @@ def decode_backend(device_type: str, wish: str = AUTO) -> str:
     return TRITON
 
 
-def prefill_backend(device_type: str, wish: str = AUTO, call: DeltaPrefill | None = None) -> str:
-    """What takes the sequences of a linear layer: TORCH or TRITON, with `call` also the peer of the wish.
-
-    What a peer cannot do goes to Triton.
-    """
-    if call is not None and wish in PEERS and device_type == "cuda" and can(wish, call):
-        return wish
+def prefill_backend(device_type: str, wish: str = AUTO) -> str:
+    """TORCH or TRITON: what takes the sequences of a linear layer, for every rule."""
     return decode_backend(device_type, wish)
+
+
+def delta_prefill_backend(wish: str, call: DeltaPrefill) -> str:
+    """TRITON or one of PEERS: whose kernels take sequences through the gated delta rule where kernels run.
+
+    A peer that is wished for, where it can do the call; what it cannot do goes to Triton.
+    """
+    return wish if wish in PEERS and can(wish, call) else TRITON
 
 
 def can(peer: str, call: DeltaPrefill) -> bool:
@@ -95,8 +98,8 @@ def can(peer: str, call: DeltaPrefill) -> bool:
     dims = (call.key_dim, call.value_dim)
     return (
         installed(peer)
-        and call.scalar_decay
         and not call.saves  # none writes a state inside a sequence to a slot
+        and not call.captured  # they read the sequences' lengths on the host
         and call.dtype in (torch.bfloat16, torch.float16)  # float32 would be rounded to TF32
         and (dims == (128, 128) if peer == FLASHQLA else max(dims) <= 256)
     )

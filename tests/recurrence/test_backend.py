@@ -15,6 +15,7 @@ from denim.recurrence.backend import (
     can,
     check_wish,
     decode_backend,
+    delta_prefill_backend,
     prefill_backend,
 )
 
@@ -32,22 +33,22 @@ def none_installed(monkeypatch):
 
 
 def test_a_cpu_has_torch_alone(all_installed):
-    assert decode_backend("cpu") == prefill_backend("cpu", call=CALL) == TORCH
+    assert decode_backend("cpu") == prefill_backend("cpu") == TORCH
 
 
 def test_cuda_has_triton_where_it_is_installed(all_installed):
     assert decode_backend("cuda") == prefill_backend("cuda") == TRITON
-    assert decode_backend("cuda", TORCH) == prefill_backend("cuda", TORCH, CALL) == TORCH
+    assert decode_backend("cuda", TORCH) == prefill_backend("cuda", TORCH) == TORCH
 
 
 def test_cuda_without_triton_runs_torch(none_installed):
-    assert decode_backend("cuda") == prefill_backend("cuda", call=CALL) == TORCH
+    assert decode_backend("cuda") == prefill_backend("cuda") == TORCH
 
 
 @pytest.mark.parametrize("wish", [FLASHQLA, FLA])
 def test_a_peer_that_is_wished_for_takes_prefill_alone(all_installed, wish):
-    assert prefill_backend("cuda", wish, CALL) == wish
-    assert prefill_backend("cuda", wish) == TRITON  # a rule that no peer has
+    assert delta_prefill_backend(wish, CALL) == wish
+    assert prefill_backend("cuda", wish) == TRITON  # rules that no peer has
     assert decode_backend("cuda", wish) == TRITON
 
 
@@ -56,7 +57,7 @@ def test_a_peer_that_is_wished_for_takes_prefill_alone(all_installed, wish):
     [
         {"saves": True},
         {"dtype": torch.float32},
-        {"scalar_decay": False},
+        {"captured": True},
         {"key_dim": 64},
         {"value_dim": 256},
     ],
@@ -64,7 +65,12 @@ def test_a_peer_that_is_wished_for_takes_prefill_alone(all_installed, wish):
 def test_what_flashqla_cannot_do_goes_to_triton(all_installed, change):
     call = CALL._replace(**change)
     assert not can(FLASHQLA, call)
-    assert prefill_backend("cuda", FLASHQLA, call) == TRITON
+    assert delta_prefill_backend(FLASHQLA, call) == TRITON
+
+
+@pytest.mark.parametrize("wish", [AUTO, TRITON])
+def test_without_a_wish_the_own_kernels_run(all_installed, wish):
+    assert delta_prefill_backend(wish, CALL) == TRITON
 
 
 def test_a_wish_that_cannot_be_met_is_refused(none_installed):
