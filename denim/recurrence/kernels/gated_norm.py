@@ -1,6 +1,5 @@
 """The gate behind an accumulation, and the RMS norm that stands before, behind or not at all beside it.
 
-Owns one row's arithmetic as a device function (for kernels that do more beside it) and a kernel of it alone.
 The plain forms are `denim.layers.norm.GroupedGatedRMSNorm` and the last lines of the layers that use it.
 """
 
@@ -9,43 +8,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
+
+from denim.recurrence.kernels.overlap import launch_options, overlaps
 
 # What stands at the gate's side: no norm, one over gated values, or one whose result is gated.
 NO_NORM, NORM_OF_GATED, GATED_NORM = 0, 1, 2
 
 # Values that a program takes where there is no norm to see them all.
 BLOCK = 1024
-VALUES_PER_WARP = 512
-
-
-@triton.jit
-def gated_row(
-    y_ptr,
-    gate_ptr,
-    scale_ptr,
-    out_ptr,
-    size,
-    eps,
-    norm: tl.constexpr,
-    sigmoid: tl.constexpr,
-    block: tl.constexpr,
-):
-    """`size` values: norm(y gate), norm(y) gate or y gate, where gate is silu or sigmoid of `gate_ptr`'s."""
-    at = tl.arange(0, block)
-    mask = at < size
-    z = tl.load(gate_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(y_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    gate = tl.sigmoid(z)
-    if not sigmoid:
-        gate = z * gate
-    if norm != 2:
-        y = y * gate
-    if norm != 0:
-        scale = tl.load(scale_ptr + at, mask=mask, other=0.0)
-        y = y * tl.rsqrt(tl.sum(y * y, 0) / size + eps) * scale
-    if norm == 2:
-        y = y * gate
-    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
+VALUES_PER_WARP, MOST_WARPS = 512, 16
 
 
 @triton.jit
@@ -61,31 +33,29 @@ def _gated_norm(
     norm: tl.constexpr,
     sigmoid: tl.constexpr,
     block: tl.constexpr,
+    overlap: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * size
-    if scale_ptr is not None:
-        scale_ptr += first
-    gated_row(
-        y_ptr + row * total + first,
-        gate_ptr + row * gate_stride + first,
-        scale_ptr,
-        out_ptr + row * total + first,
-        tl.minimum(size, total - first),
-        eps,
-        norm,
-        sigmoid,
-        block,
-    )
-
-
-def part_of(total: int, groups: int, norm: int) -> int:
-    """Values that one program takes of a row of `total`."""
-    return min(total, BLOCK) if norm == NO_NORM else total // groups
-
-
-def warps_of(part: int) -> int:
-    return max(1, min(16, triton.next_power_of_2(part) // VALUES_PER_WARP))
+    part = tl.arange(0, block)
+    at = tl.program_id(1) * size + part
+    mask = (part < size) & (at < total)
+    if norm != 0:
+        scale = tl.load(scale_ptr + at, mask=mask, other=0.0)
+    if overlap:
+        tl_cuda.gdc_wait()
+        tl_cuda.gdc_launch_dependents()
+    z = tl.load(gate_ptr + row * gate_stride + at, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + row * total + at, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.sigmoid(z)
+    if not sigmoid:
+        gate = z * gate
+    if norm != 2:
+        y = y * gate
+    if norm != 0:
+        y = y * tl.rsqrt(tl.sum(y * y, 0) / size + eps) * scale
+    if norm == 2:
+        y = y * gate
+    tl.store(out_ptr + row * total + at, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def gated_norm(
@@ -107,7 +77,9 @@ def gated_norm(
     norm = NO_NORM if scale is None else GATED_NORM if before_gate else NORM_OF_GATED
     assert y.is_contiguous() and gate.stride(1) == 1 and total % groups == 0
     out = y.new_empty(rows, total, dtype=gate.dtype)
-    part = part_of(total, groups, norm)
+    part = min(total, BLOCK) if norm == NO_NORM else total // groups
+    block = triton.next_power_of_2(part)
+    overlap = overlaps(y.device)
     if rows:
         _gated_norm[(rows, triton.cdiv(total, part))](
             y,
@@ -120,7 +92,9 @@ def gated_norm(
             eps,
             norm=norm,
             sigmoid=sigmoid,
-            block=triton.next_power_of_2(part),
-            num_warps=warps_of(part),
+            block=block,
+            overlap=overlap,
+            num_warps=max(1, min(MOST_WARPS, block // VALUES_PER_WARP)),
+            **launch_options(overlap),
         )
     return out

@@ -13,9 +13,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
 
 from denim.recurrence.kernels.gated_norm import gated_norm
-from denim.recurrence.kernels.ssd_step import WARPS, rows_of_tile
+from denim.recurrence.kernels.overlap import launch_options, overlaps
+from denim.recurrence.kernels.ssd_step import WARPS, value_block
 
 
 @triton.jit
@@ -37,7 +39,11 @@ def _step(
     splits: tl.constexpr,
     block_v: tl.constexpr,
     block_k: tl.constexpr,
+    overlap: tl.constexpr,
 ):
+    if overlap:
+        tl_cuda.gdc_wait()
+        tl_cuda.gdc_launch_dependents()
     head = tl.program_id(0) // splits
     part = tl.program_id(0) % splits
     heads = tl.num_programs(0) // splits
@@ -76,8 +82,9 @@ def lightning_step(projected: Tensor, log_decay: Tensor, slots: Tensor, state: T
     _, heads, dim, _ = state.shape
     assert projected.stride(1) == 1 and state[0].is_contiguous() and projected.shape[1] >= 3 * heads * dim
     y = torch.empty(rows, heads * dim, dtype=torch.float32, device=projected.device)
-    block_v = rows_of_tile(dim, dim, state.element_size(), heads * rows)
+    block_v = value_block(dim, dim)
     splits = triton.cdiv(dim, block_v)
+    overlap = overlaps(state.device)
     _step[(heads * splits, rows)](
         projected,
         projected.stride(0),
@@ -90,7 +97,9 @@ def lightning_step(projected: Tensor, log_decay: Tensor, slots: Tensor, state: T
         splits=splits,
         block_v=block_v,
         block_k=triton.next_power_of_2(dim),
+        overlap=overlap,
         num_warps=WARPS,
+        **launch_options(overlap),
     )
     return y
 

@@ -12,7 +12,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
 
+from denim.recurrence.kernels.overlap import launch_options, overlaps
 from denim.recurrence.kernels.ssd_step import softplus
 
 # Channels of a program; 16 states each are 64 bytes in fp32.
@@ -63,20 +65,26 @@ def _step(
     norm: tl.constexpr,
     block: tl.constexpr,
     block_n: tl.constexpr,
+    overlap: tl.constexpr,
 ):
     channel = tl.program_id(0) * block + tl.arange(0, block)
     row = tl.program_id(1).to(tl.int64)
-    slot = tl.load(slots_ptr + row)
-    if slot < 0:
-        return
     mask = channel < total
     n = tl.arange(0, block_n)
     n_mask = n < states
     tile = channel[:, None] * states + n[None, :]
     tile_mask = mask[:, None] & n_mask[None, :]
+    a = -tl.exp(tl.load(a_log_ptr + tile, mask=tile_mask, other=0.0))
+    dt_bias = tl.load(dt_bias_ptr + channel, mask=mask, other=0.0)
+    skip = tl.load(d_ptr + channel, mask=mask, other=0.0)
+    if overlap:
+        tl_cuda.gdc_wait()
+        tl_cuda.gdc_launch_dependents()
+    slot = tl.load(slots_ptr + row)
+    if slot < 0:
+        return
     state = state_ptr + slot * state_stride + tile
     h = tl.load(state, mask=tile_mask, other=0.0).to(tl.float32)
-    a = -tl.exp(tl.load(a_log_ptr + tile, mask=tile_mask, other=0.0))
     x = tl.load(x_ptr + row * total + channel, mask=mask, other=0.0).to(tl.float32)
     dt = tl.load(dt_ptr + row * total + channel, mask=mask, other=0.0).to(tl.float32)
     z = tl.load(z_ptr + row * z_stride + channel, mask=mask, other=0.0).to(tl.float32)
@@ -85,12 +93,12 @@ def _step(
     c = tl.load(bc_ptr + states + n[None, :], mask=n_mask[None, :], other=0.0)
     b = normed(b, load_scale(b_scale_ptr, n, n_mask), states, eps, norm)
     c = normed(c, load_scale(c_scale_ptr, n, n_mask), states, eps, norm)
-    delta = softplus(dt + tl.load(dt_bias_ptr + channel, mask=mask, other=0.0))
+    delta = softplus(dt + dt_bias)
 
     h = h * tl.exp(delta[:, None] * a) + (delta * x)[:, None] * b
     tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
     tl.store(state, h.to(state_ptr.dtype.element_ty), mask=tile_mask)
-    y = tl.sum(h * c, 1) + x * tl.load(d_ptr + channel, mask=mask, other=0.0)
+    y = tl.sum(h * c, 1) + x * skip
     y = y * z * tl.sigmoid(z)
     tl.store(out_ptr + row * total + channel, y.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -123,6 +131,7 @@ def selective_scan_step_fused(
     assert x.is_contiguous() and dt.is_contiguous() and bc.stride(1) == 1 and z.stride(1) == 1
     assert state[0].is_contiguous() and bc.shape[1] == 2 * states
     out = torch.empty(rows, channels, dtype=z.dtype, device=x.device)
+    overlap = overlaps(x.device)
     _step[(triton.cdiv(channels, CHANNELS), rows)](
         x,
         dt,
@@ -145,6 +154,8 @@ def selective_scan_step_fused(
         norm=norm_eps is not None,
         block=CHANNELS,
         block_n=triton.next_power_of_2(states),
+        overlap=overlap,
         num_warps=WARPS,
+        **launch_options(overlap),
     )
     return out

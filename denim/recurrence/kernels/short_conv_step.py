@@ -1,8 +1,8 @@
 """The short causal convolution of one token a row, with its window in an arena slot.
 
-Owns the sum over taps as a device function, and a kernel of it alone with what may stand around it: a bias
-and SiLU behind it (Mamba1), or a product before and one behind (the gated convolution of LFM2). A program
-owns some channels of one row: it alone reads their window and moves it on in place.
+Owns the sum over taps and what may stand around it: a bias and SiLU behind it (Mamba), or a product before
+and one behind (the gated convolution of LFM2). A program owns some channels of one row: it alone reads their
+window and moves it on in place.
 
 Offsets into slots are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
 """
@@ -13,24 +13,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
+
+from denim.recurrence.kernels.overlap import launch_options, overlaps
 
 # Channels of a program, 4 for each thread.
 CHANNELS = 512
 WARPS = 4
-
-
-@triton.jit
-def convolve(x, window_ptr, weight_ptr, bias_ptr, channels, total, width: tl.constexpr, mask):
-    """The convolution of `channels`, whose new input is x, and bias; fp32. The window stays as it is."""
-    weight_ptr += channels * width
-    acc = x.to(tl.float32) * tl.load(weight_ptr + width - 1, mask=mask, other=0.0).to(tl.float32)
-    for j in tl.static_range(width - 1):
-        past = tl.load(window_ptr + j * total + channels, mask=mask, other=0.0).to(tl.float32)
-        acc += past * tl.load(weight_ptr + j, mask=mask, other=0.0).to(tl.float32)
-    acc = acc.to(x.dtype).to(tl.float32)  # the plain form returns the model's dtype here
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + channels, mask=mask, other=0.0).to(tl.float32)
-    return acc
 
 
 @triton.jit
@@ -49,19 +38,31 @@ def _step(
     width: tl.constexpr,
     silu: tl.constexpr,
     block: tl.constexpr,
+    overlap: tl.constexpr,
 ):
     channels = tl.program_id(0) * block + tl.arange(0, block)
     row = tl.program_id(1).to(tl.int64)
+    mask = channels < total
+    taps = ()
+    for j in tl.static_range(width):
+        taps += (tl.load(weight_ptr + channels * width + j, mask=mask, other=0.0).to(tl.float32),)
+    if overlap:
+        tl_cuda.gdc_wait()
+        tl_cuda.gdc_launch_dependents()
     slot = tl.load(slots_ptr + row)
     if slot < 0:
         return
-    mask = channels < total
     window = window_ptr + slot * window_stride
     at = row * x_stride + channels
     x = tl.load(x_ptr + at, mask=mask, other=0.0)
     if before_ptr is not None:
         x = (x.to(tl.float32) * tl.load(before_ptr + at, mask=mask, other=0.0).to(tl.float32)).to(x.dtype)
-    y = convolve(x, window, weight_ptr, bias_ptr, channels, total, width, mask)
+    y = x.to(tl.float32) * taps[width - 1]
+    for j in tl.static_range(width - 1):
+        y += tl.load(window + j * total + channels, mask=mask, other=0.0).to(tl.float32) * taps[j]
+    if bias_ptr is not None:
+        y = y.to(x.dtype).to(tl.float32)  # the plain form returns the model's dtype here
+        y += tl.load(bias_ptr + channels, mask=mask, other=0.0).to(tl.float32)
     if silu:
         y = y * tl.sigmoid(y)
     if behind_ptr is not None:
@@ -97,6 +98,7 @@ def short_conv_step_slots(
     assert window.stride(1) == channels and weight.shape[1] > 1 and x.stride(1) == 1
     assert all(t is None or t.stride() == x.stride() for t in (before, behind))
     out = torch.empty(rows, channels, dtype=x.dtype, device=x.device)
+    overlap = overlaps(x.device)
     _step[(triton.cdiv(channels, CHANNELS), rows)](
         x,
         x.stride(0),
@@ -112,6 +114,8 @@ def short_conv_step_slots(
         width=weight.shape[1],
         silu=silu,
         block=min(CHANNELS, triton.next_power_of_2(channels)),
+        overlap=overlap,
         num_warps=WARPS,
+        **launch_options(overlap),
     )
     return out
