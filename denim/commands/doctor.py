@@ -17,7 +17,7 @@ from denim.ledger.units import size_text
 from denim.spec import embedded_model
 
 REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
-OPTIONAL = ("triton", "flashinfer-python", "flash-linear-attention")
+OPTIONAL = ("triton", "flashinfer-python", "flash-qla", "fla-core")
 
 
 def show_machine(as_json: bool) -> None:
@@ -38,7 +38,7 @@ def examine() -> dict[str, Any]:
     from denim.layers.fp8_linear import multiplies_blocks
     from denim.layers.linear import can_pack
     from denim.layers.paged_attention import attention_backend
-    from denim.recurrence.backend import decode_backend
+    from denim.recurrence.backend import PEERS, decode_backend, installed, prefill_backend
 
     memory = psutil.virtual_memory()
     device = choose_device("auto")
@@ -54,6 +54,8 @@ def examine() -> dict[str, Any]:
         "devices": [_device(index) for index in range(torch.cuda.device_count())],
         "chosen_device": str(device),
         "decode_backend": decode_backend(device.type),
+        "prefill_backend": prefill_backend(device.type),
+        "recurrence_peers": [name for name in PEERS if device.type == "cuda" and installed(name)],
         "attention_backend": attention_backend("auto", (), dtype=torch.bfloat16, device_type=device.type),
         "fp8_blocks": multiplies_blocks(device, torch.bfloat16),
         "cpu_bf16_packed": can_pack(torch.empty(1, 1, dtype=torch.bfloat16)),
@@ -84,8 +86,15 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("denim-tiny", "there" if report["embedded_model"] else "missing: the installation is not whole"),
         ("Denim runs on", report["chosen_device"]),
         ("FP8 blocks", "multiplied as they are" if report["fp8_blocks"] else "dequantised on loading"),
-        ("kernels", f"linear layers: {report['decode_backend']}; attention: {report['attention_backend']}"),
+        ("linear layers", _linear_layers(report)),
+        ("attention", report["attention_backend"]),
     ]
+
+
+def _linear_layers(report: dict[str, Any]) -> str:
+    text = f"decode {report['decode_backend']}, prefill {report['prefill_backend']}"
+    peers = " or ".join(map(repr, report["recurrence_peers"]))
+    return f"{text}; recurrence_backend={peers} could take that of Gated DeltaNet" if peers else text
 
 
 def _version(name: str) -> str | None:

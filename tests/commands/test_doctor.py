@@ -8,7 +8,7 @@ import platform
 import pytest
 import torch
 
-from denim.commands.doctor import examine, show_machine
+from denim.commands.doctor import examine, rows, show_machine
 
 
 def test_report_is_about_this_machine() -> None:
@@ -28,5 +28,13 @@ def test_text_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     for name, number in report["packages"].items():
         assert f"{name} {number or 'missing'}" in text
     assert f"Denim runs on {report['chosen_device']}" in text
+    forms = f"decode {report['decode_backend']}, prefill {report['prefill_backend']}"
+    assert f"linear layers {forms}" in text
     kept = "multiplied as they are" if report["fp8_blocks"] else "dequantised on loading"
     assert f"FP8 blocks {kept}" in text
+
+
+def test_text_says_what_other_libraries_could_take() -> None:
+    report = examine() | {"recurrence_peers": ["flashqla", "fla"]}
+    text = dict(rows(report))["linear layers"]
+    assert text.endswith("recurrence_backend='flashqla' or 'fla' could take that of Gated DeltaNet")
