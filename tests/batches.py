@@ -18,7 +18,8 @@ def batch_of(
 ) -> StepBatch:
     """The batch of `spans`, decode rows first; without pages where no span names any."""
     paged = any(span.pages for span in spans)
-    return pack(spans, memory, page_size=page_size, paged=paged, send=sender(torch.device(device))).batch
+    send = sender(torch.device(device))
+    return pack(spans, memory, page_size=page_size, paged=paged, send=send, rows_before={}).batch
 
 
 def span_of(start: int, end: int, slot_in: int, slot_out: int, pages: Sequence[int] = ()) -> Span:

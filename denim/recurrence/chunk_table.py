@@ -55,30 +55,13 @@ class ChunkTable(NamedTuple):
     ) -> ChunkTable:
         """saves: for each sequence the (tokens from its start, slot) of states wanted inside it, each
         0 < tokens <= its length. ValueError for another, and for two slots at one place."""
-        wanted = saves if saves is not None else [()] * len(slot_in)
-        rows: list[tuple[int, int, int, int]] = []
-        first = [0]
-        for n, ((begin, end), at) in enumerate(zip(pairwise(cu_seqlens), wanted, strict=True)):
-            slot_at = {begin + tokens: slot for tokens, slot in at}
-            if len(slot_at) != len(at) or any(not begin < place <= end for place in slot_at):
-                raise ValueError(f"saves[{n}] must be distinct places in 1 .. {end - begin}; got {list(at)}")
-            ends = sorted({*range(begin + size, end, size), *slot_at, end})
-            begins = [begin, *ends]
-            rows += [
-                (n, start, stop - start, slot_at.get(stop, NO_SLOT))
-                for start, stop in zip(begins, ends, strict=False)
-                if stop > start
-            ]
-            first.append(len(rows))
-        table = np.array(rows, dtype=np.int32).reshape(-1, 4)
-        places = np.concatenate([table[:, :3].ravel(), np.array([*first, *cu_seqlens], dtype=np.int32)])
-        slots = np.array([*slot_in, *slot_out, *(table[:, 3] if saves else ())], dtype=np.int64)
+        places, slots, longest = chunk_arrays(cu_seqlens, slot_in, slot_out, size, saves)
         return cls.from_flat(
             torch.from_numpy(places).to(device, non_blocking=True),
             torch.from_numpy(slots).to(device, non_blocking=True),
             sequences=len(slot_in),
             size=size,
-            longest=max((stop - start for start, stop in pairwise(first)), default=0),
+            longest=longest,
         )
 
     @classmethod
@@ -100,3 +83,35 @@ class ChunkTable(NamedTuple):
             size,
             longest,
         )
+
+
+def chunk_arrays(
+    cu_seqlens: Sequence[int],
+    slot_in: Sequence[int],
+    slot_out: Sequence[int],
+    size: int,
+    saves: Sequence[Sequence[tuple[int, int]]] | None = None,
+    padded_to: int | None = None,
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """What `ChunkTable.from_flat` takes, on the host, and the chunks of the longest sequence; see
+    `ChunkTable.of`. `padded_to`: so many chunks, or more where there are more."""
+    wanted = saves if saves is not None else [()] * len(slot_in)
+    rows: list[tuple[int, int, int, int]] = []
+    first = [0]
+    for n, ((begin, end), at) in enumerate(zip(pairwise(cu_seqlens), wanted, strict=True)):
+        slot_at = {begin + tokens: slot for tokens, slot in at}
+        if len(slot_at) != len(at) or any(not begin < place <= end for place in slot_at):
+            raise ValueError(f"saves[{n}] must be distinct places in 1 .. {end - begin}; got {list(at)}")
+        ends = sorted({*range(begin + size, end, size), *slot_at, end})
+        begins = [begin, *ends]
+        rows += [
+            (n, start, stop - start, slot_at.get(stop, NO_SLOT))
+            for start, stop in zip(begins, ends, strict=False)
+            if stop > start
+        ]
+        first.append(len(rows))
+    rows += [(-1, 0, 0, NO_SLOT)] * ((padded_to or 0) - len(rows))
+    table = np.array(rows, dtype=np.int32).reshape(-1, 4)
+    places = np.concatenate([table[:, :3].ravel(), np.array([*first, *cu_seqlens], dtype=np.int32)])
+    slots = np.array([*slot_in, *slot_out, *(table[:, 3] if saves is not None else ())], dtype=np.int64)
+    return places, slots, max((stop - start for start, stop in pairwise(first)), default=0)

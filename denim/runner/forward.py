@@ -18,9 +18,9 @@ from denim.layers.paged_attention import StepLimits, attention_backend, attentio
 from denim.memory.layout import PAGE
 from denim.memory.storage import Storage
 from denim.models.family import Model
-from denim.runner.decode_graphs import DecodeGraphs, GraphOutput
-from denim.runner.packing import is_decode, pack, sender
+from denim.runner.packing import pack, sender
 from denim.runner.plan import Span
+from denim.runner.step_graphs import MOST_PREFILL_SPANS, GraphOutput, StepGraphs
 
 log = logging.getLogger("denim")
 
@@ -46,7 +46,7 @@ class Forward:
         self.page_size = storage.layout.page_size
         self.paged = storage.layout.has(PAGE)
         self._send = sender(device)
-        self.drawn = torch.zeros(limits.spans, dtype=torch.int64, device=device)
+        self.drawn = torch.zeros(limits.spans + MOST_PREFILL_SPANS, dtype=torch.int64, device=device)
         dtype = getattr(torch, model.spec.dtype)
         shapes = attention_shapes(model.spec)
         self.attention_backend = attention_backend(attention, shapes, dtype=dtype, device_type=device.type)
@@ -62,13 +62,14 @@ class Forward:
         capturable = device.type == "cuda" and (self.attention is not None or not shapes)
         self.graphs = None
         if capturable and not eager:
-            self.graphs = DecodeGraphs(model, storage, self.attention, limits, self.drawn)
+            # Latents are expanded span by span in prefill, which the host counts out.
+            prefill = not any(shape.extra for shape in shapes)
+            self.graphs = StepGraphs(model, storage, self.attention, limits, self.drawn, prefill=prefill)
 
     def replay(self, spans: Sequence[Span], rows_before: Mapping[int, int]) -> GraphOutput | None:
-        """Decode rows that each draw a token, from a captured graph; None when these spans are not so."""
-        if self.graphs is None or not all(
-            is_decode(span) and span.sampling is not None and not span.all_logits for span in spans
-        ):
+        """What the spans that draw a token draw from, by a captured graph; None when there is none for these
+        spans. A graph has no report on prompts."""
+        if self.graphs is None or any(span.all_logits for span in spans):
             return None
         return self.graphs(spans, rows_before)
 

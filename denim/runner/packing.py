@@ -1,7 +1,7 @@
 """From spans to tensors: the packing of a step into a `StepBatch`.
 
-Owns the order of everything in the two integer blocks that go to the device, each in one transfer. Knows
-spans and the size of a page; must not know what layers do with it.
+Owns the arrays of a step on the host and the order in which they go to the device, in one transfer for each
+of the two widths of integers. Knows spans and the size of a page; must not know what layers do with it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,25 @@ from denim.layers.batch import Memory, StepBatch
 from denim.runner.plan import Span
 
 
+class HostStep(NamedTuple):
+    """A step of T tokens in N spans, the first `decode` of which are decode rows, as arrays on the host.
+
+    tokens, sources, positions, token_pages: int64 [T]; a source is the token's row among those that the last
+    step drew, -1 where the token is given. token_pages is empty without pages. page_ids: int32, all page
+    tables one behind the other.
+    """
+
+    decode: int
+    tokens: np.ndarray
+    sources: np.ndarray
+    positions: np.ndarray
+    token_pages: np.ndarray
+    page_ids: np.ndarray
+    page_offsets: list[int]
+    kv_lengths: list[int]
+    cu_seqlens: list[int]
+
+
 class PackedStep(NamedTuple):
     """A batch, its tokens [T] int64, and for each token its place among the tokens that the last step drew,
     -1 where the token is given; None when all are given."""
@@ -27,15 +46,59 @@ class PackedStep(NamedTuple):
     drawn_before: Tensor | None
 
 
-Send = Callable[[np.ndarray, str], Tensor]
-"""Brings an array to the device; the name says which of the two blocks it is."""
+Send = Callable[[np.ndarray], Tensor]
+"""Brings an array to the device."""
 
 
 def sender(device: torch.device) -> Send:
     """Transfers that the host does not wait for. Pinned memory is given back when the copy is done."""
     if device.type == "cpu":
-        return lambda array, _: torch.from_numpy(array)
-    return lambda array, _: torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+        return torch.from_numpy
+    return lambda array: torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+
+
+def is_decode(span: Span) -> bool:
+    """One token that reads and writes its request's own state, so that it can be updated in place."""
+    return len(span.tokens) == 1 and span.slot_in == span.slot_out
+
+
+def arrange(
+    spans: Sequence[Span], rows_before: Mapping[int, int], *, page_size: int, paged: bool
+) -> HostStep:
+    """`spans` as arrays; decode rows come first. See `pack`."""
+    decode = sum(map(is_decode, spans))
+    lengths = np.array([len(span.tokens) for span in spans], dtype=np.int64)
+    kv_lengths = [span.start + len(span.tokens) for span in spans]
+    cu_seqlens = [0, *accumulate(lengths.tolist())]
+    total = cu_seqlens[-1]
+
+    tokens = np.empty(total, dtype=np.int64)
+    positions = np.empty(total, dtype=np.int64)
+    tokens[:decode] = [span.tokens[0] for span in spans[:decode]]
+    positions[:decode] = [span.start for span in spans[:decode]]
+    for row in range(decode, len(spans)):
+        here = slice(cu_seqlens[row], cu_seqlens[row + 1])
+        tokens[here] = spans[row].tokens
+        positions[here] = np.arange(spans[row].start, kv_lengths[row])
+
+    sources = np.full(total, -1, dtype=np.int64)
+    unknown = np.flatnonzero(tokens < 0)
+    if len(unknown):
+        of_token = np.repeat(np.arange(len(spans)), lengths)[unknown]
+        sources[unknown] = [rows_before[spans[row].request_id] for row in of_token.tolist()]
+
+    counts = [-(-length // page_size) if paged else 0 for length in kv_lengths]
+    page_offsets = [0, *accumulate(counts)]
+    page_ids = np.empty(page_offsets[-1], dtype=np.int32)
+    for span, at, count in zip(spans, page_offsets, counts, strict=False):
+        page_ids[at : at + count] = span.pages[:count]
+    token_pages = np.empty(0, dtype=np.int64)
+    if paged:
+        tables = np.repeat(np.array(page_offsets[:-1], dtype=np.int64), lengths)
+        token_pages = page_ids[tables + positions // page_size].astype(np.int64)
+    return HostStep(
+        decode, tokens, sources, positions, token_pages, page_ids, page_offsets, kv_lengths, cu_seqlens
+    )
 
 
 def pack(
@@ -45,67 +108,36 @@ def pack(
     page_size: int,
     paged: bool,
     send: Send,
-    rows_before: Mapping[int, int] | None = None,
+    rows_before: Mapping[int, int],
 ) -> PackedStep:
     """The batch of `spans`, whose decode rows come first.
 
     `paged`: whether the model has pages at all. `rows_before`: request id -> its row among the tokens that
     the last step drew; needed where a span has a token that the host does not know (negative).
     """
-    decode = sum(map(is_decode, spans))
-    starts = [span.start for span in spans]
-    lengths = [len(span.tokens) for span in spans]
-    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-    cu_seqlens = [0, *accumulate(lengths)]
-    total = cu_seqlens[-1]
-
-    tokens = np.empty(total, dtype=np.int64)
-    positions = np.empty(total, dtype=np.int64)
-    tokens[:decode] = [span.tokens[0] for span in spans[:decode]]
-    positions[:decode] = starts[:decode]
-    for row in range(decode, len(spans)):
-        here = slice(cu_seqlens[row], cu_seqlens[row + 1])
-        tokens[here] = spans[row].tokens
-        positions[here] = np.arange(starts[row], ends[row])
-
-    counts = [-(-end // page_size) if paged else 0 for end in ends]
-    page_offsets = [0, *accumulate(counts)]
-    page_ids = np.empty(page_offsets[-1], dtype=np.int32)
-    for span, at, count in zip(spans, page_offsets, counts, strict=False):
-        page_ids[at : at + count] = span.pages[:count]
-    if paged:
-        table_of = np.repeat(page_offsets[:-1], lengths)
-        token_pages = page_ids[table_of + positions // page_size].astype(np.int64)
-    else:
-        token_pages = np.empty(0, dtype=np.int64)
-
-    behind = spans[decode:]
+    step = arrange(spans, rows_before, page_size=page_size, paged=paged)
+    behind = spans[step.decode :]
     carried = [row for row, span in enumerate(behind) if span.slot_in >= 0]
+    unknown = bool((step.sources >= 0).any())
     wide = [
-        tokens,
-        positions,
-        token_pages,
-        [span.slot_out for span in spans[:decode]],
+        step.tokens,
+        step.positions,
+        step.token_pages,
+        [span.slot_out for span in spans[: step.decode]],
         [span.slot_out for span in behind],
         carried,
         [behind[row].slot_in for row in carried],
+        step.sources if unknown else (),
     ]
-    unknown = np.flatnonzero(tokens < 0)
-    if len(unknown):
-        assert rows_before is not None, "a token is still on its way, and no step is"
-        of_token = np.repeat(np.arange(len(spans)), lengths)
-        source = np.full(total, -1, dtype=np.int64)
-        source[unknown] = [rows_before[spans[row].request_id] for row in of_token[unknown]]
-        wide.append(source)
-    narrow = [page_ids, page_offsets, ends, cu_seqlens]
-    tokens_, positions_, token_pages_, *slots = _parts(wide, np.int64, "wide", send)
-    page_ids_, page_indptr, kv_lens, q_indptr = _parts(narrow, np.int32, "narrow", send)
+    narrow = [step.page_ids, step.page_offsets, step.kv_lengths, step.cu_seqlens]
+    tokens, positions, token_pages, *slots, sources = _parts(wide, np.int64, send)
+    page_ids, page_indptr, kv_lens, q_indptr = _parts(narrow, np.int32, send)
     batch = StepBatch(
         memory=memory,
-        positions=positions_,
-        token_pages=token_pages_,
-        token_offsets=positions_ % page_size,
-        page_ids=page_ids_,
+        positions=positions,
+        token_pages=token_pages,
+        token_offsets=positions % page_size,
+        page_ids=page_ids,
         page_indptr=page_indptr,
         kv_lens=kv_lens,
         q_indptr=q_indptr,
@@ -113,21 +145,16 @@ def pack(
         prefill_slots=slots[1],
         carried=slots[2],
         carried_slots=slots[3],
-        cu_seqlens=cu_seqlens,
-        kv_lengths=ends,
-        page_offsets=page_offsets,
+        cu_seqlens=step.cu_seqlens,
+        kv_lengths=step.kv_lengths,
+        page_offsets=step.page_offsets,
         slot_in=[span.slot_in for span in spans],
         slot_out=[span.slot_out for span in spans],
         saves=[span.saves for span in behind],
     )
-    return PackedStep(batch, tokens_, slots[4] if len(unknown) else None)
+    return PackedStep(batch, tokens, sources if unknown else None)
 
 
-def is_decode(span: Span) -> bool:
-    """One token that reads and writes its request's own state, so that it can be updated in place."""
-    return len(span.tokens) == 1 and span.slot_in == span.slot_out
-
-
-def _parts(arrays: Sequence, dtype: type, name: str, send: Send) -> tuple[Tensor, ...]:
+def _parts(arrays: Sequence, dtype: type, send: Send) -> tuple[Tensor, ...]:
     block = np.concatenate([np.asarray(array, dtype=dtype) for array in arrays])
-    return send(block, name).split([len(array) for array in arrays])
+    return send(block).split([len(array) for array in arrays])

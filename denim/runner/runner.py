@@ -101,18 +101,19 @@ class Runner:
         if not plan.spans:
             return flight
         spans = sorted(plan.spans, key=lambda span: not is_decode(span))
+        drawing = [span for span in spans if span.sampling is not None]
         captured = self.forward.replay(spans, self._rows_drawn)
         if captured is not None:
-            self._draw(spans, captured.logits, flight, captured.largest)
+            if drawing:
+                self._draw(drawing, captured.logits, flight, captured.largest)
             return flight
         batch, hidden = self.forward.run(spans, self._rows_drawn)
         self._score_prompts(spans, batch, hidden, flight)
-        drawing = [row for row, span in enumerate(spans) if span.sampling is not None]
         if drawing:
-            last = torch.tensor([batch.cu_seqlens[row + 1] - 1 for row in drawing])
+            ends = zip(batch.cu_seqlens[1:], spans, strict=True)
+            last = torch.tensor([end - 1 for end, span in ends if span.sampling is not None])
             picked = hidden if len(last) == len(hidden) else hidden[last.to(hidden.device)]
-            logits = self.forward.model.logits(picked)
-            self._draw([spans[row] for row in drawing], logits, flight)
+            self._draw(drawing, self.forward.model.logits(picked), flight)
         return flight
 
     def _move(self, plan: StepPlan) -> None:

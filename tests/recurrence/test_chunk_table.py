@@ -1,6 +1,6 @@
 import pytest
 
-from denim.recurrence.chunk_table import ChunkTable
+from denim.recurrence.chunk_table import ChunkTable, chunk_arrays
 
 
 def test_chunks_cover_every_sequence_in_order():
@@ -29,3 +29,10 @@ def test_no_sequence_at_all():
 def test_a_place_outside_the_sequence_or_taken_twice_is_refused(saves):
     with pytest.raises(ValueError, match="saves"):
         ChunkTable.of([0, 5], [-1], [0], 4, "cpu", saves=[saves])
+
+
+def test_padding_belongs_to_no_sequence():
+    places, slots, longest = chunk_arrays([0, 5, 5], [2, -1], [2, -1], 4, saves=[[], []], padded_to=4)
+    assert places.tolist() == [0, 0, 4, 0, 4, 1, -1, 0, 0, -1, 0, 0, 0, 2, 2, 0, 5, 5]
+    assert slots.tolist() == [2, -1, 2, -1, -1, -1, -1, -1]
+    assert longest == 2

@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 1024  # values that a program looks at together
-_PROGRAMS = 264  # wanted in all: two for each of an H200's 132 multiprocessors
-_MOST_PARTS = 64  # of a row, so that one warp compares them
+_BLOCK = 2048  # values that a program looks at together
+_PART = 8192  # values of a program, where there are rows enough to fill the chip
+_PROGRAMS = 528  # wanted in all: four for each of an H200's 132 multiprocessors
+_MOST_PARTS = 256  # of a row, so that one small program compares them
 
 
 @triton.jit
@@ -59,13 +60,16 @@ def largest_of_rows(logits: Tensor, no_token: int) -> Tensor:
     `no_token` for a row with a NaN or without a finite largest value.
     """
     rows, vocab = logits.shape
-    parts = max(1, min(_MOST_PARTS, _PROGRAMS // max(rows, 1), triton.cdiv(vocab, _BLOCK)))
+    wanted = max(_PROGRAMS // max(rows, 1), triton.cdiv(vocab, _PART))
+    parts = min(_MOST_PARTS, wanted, triton.cdiv(vocab, _BLOCK))
     part_size = triton.cdiv(triton.cdiv(vocab, parts), _BLOCK) * _BLOCK
     best = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
     place = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
         return tokens
-    _of_part[(rows, parts)](logits, logits.stride(0), best, place, vocab, part_size, block=_BLOCK)
+    _of_part[(rows, parts)](
+        logits, logits.stride(0), best, place, vocab, part_size, block=_BLOCK, num_warps=8
+    )
     _of_parts[(rows,)](best, place, tokens, parts, no_token, block=triton.next_power_of_2(parts), num_warps=1)
     return tokens

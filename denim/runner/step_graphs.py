@@ -1,0 +1,363 @@
+"""Captured steps: one CUDA graph for each of a few shapes, from token ids to the largest logit of each row.
+
+Owns the static buffers that graphs read and the graphs. A step runs in the smallest shape that holds it;
+what a shape has beyond it is padding, for which layers read and write nothing: decode rows with slot -1,
+spans without tokens, tokens of no span. Steps that no shape holds run eagerly: long ones, whose kernels
+outlast their launches, and rare ones. Knows the model as a function of a `StepBatch`; must not know what a
+layer does.
+
+All graphs share one pool of memory: what one leaves there is good until the next runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from denim.layers.batch import StepBatch
+from denim.layers.paged_attention import PagedAttention, StepLimits
+from denim.memory.layout import PAGE
+from denim.memory.storage import Storage
+from denim.models.family import Model
+from denim.recurrence.chunk_table import ChunkTable, chunk_arrays
+from denim.runner.largest import largest
+from denim.runner.packing import HostStep, arrange
+from denim.runner.plan import Span
+
+log = logging.getLogger("denim")
+
+# Decode rows between shapes, up to so many: a padded row costs its share of the products, a graph its
+# capture.
+_STRIDES = ((64, 8), (128, 16), (256, 32), (1 << 30, 64))
+# Tokens and decode rows of shapes with prefill. Above 2048 tokens the device takes longer than the host.
+_PREFILL_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048)
+_PREFILL_ROWS = (0, 8, 32, 128)
+MOST_PREFILL_SPANS = 8
+# Chunks of a captured table beyond those of one sequence: every span may end with a part of a chunk, and
+# states that are wanted inside spans cut some more.
+_SPARE_CHUNKS = 3 * MOST_PREFILL_SPANS
+
+
+class StepShape(NamedTuple):
+    """`rows` decode rows, and behind them `spans` spans of `tokens` tokens in all."""
+
+    rows: int
+    spans: int = 0
+    tokens: int = 0
+
+    def holds(self, rows: int, spans: int, tokens: int) -> bool:
+        return rows <= self.rows and spans <= self.spans and tokens <= self.tokens
+
+
+class GraphOutput(NamedTuple):
+    """For each span that draws, in order: `logits` [n, vocab], and the first largest `largest` [n] int64.
+    Good until the next step."""
+
+    logits: Tensor
+    largest: Tensor
+
+
+def decode_shapes(most: int) -> list[StepShape]:
+    """Shapes for steps of at most `most` decode rows: 1, 2, 4, 8, then ever sparser, and `most`."""
+    sizes = [size for size in (1, 2, 4, 8) if size <= most]
+    for end, stride in _STRIDES:
+        while sizes[-1] + stride <= min(end, most):
+            sizes.append(sizes[-1] + stride)
+    return [StepShape(size) for size in (sizes if sizes[-1] == most else [*sizes, most])]
+
+
+def prefill_shapes(most_rows: int, most_tokens: int) -> list[StepShape]:
+    """Shapes for steps with prefill, of at most so many decode rows, and tokens in all."""
+    rows = sorted({*(size for size in _PREFILL_ROWS if size < most_rows), most_rows})
+    return [
+        StepShape(size, MOST_PREFILL_SPANS, tokens)
+        for size in rows
+        for tokens in _PREFILL_TOKENS
+        if tokens + size <= most_tokens
+    ]
+
+
+@dataclass
+class CapturedBatch(StepBatch):
+    """A batch over static buffers. Its chunk tables are made once for each size, as the layers ask for them,
+    and filled before every replay."""
+
+    shape: StepShape = field(default_factory=lambda: StepShape(0))
+    places: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def chunks(self, size: int) -> ChunkTable:
+        if size not in self._chunk_tables:
+            places, slots, _ = self.chunk_arrays(size, [0] * (self.shape.spans + 1), [], [], [])
+            device = self.positions.device
+            self.places[size] = torch.from_numpy(places).to(device), torch.from_numpy(slots).to(device)
+            self._chunk_tables[size] = ChunkTable.from_flat(
+                *self.places[size], sequences=self.shape.spans, size=size, longest=self.most_chunks(size)
+            )
+        return self._chunk_tables[size]
+
+    def most_chunks(self, size: int) -> int:
+        return -(-self.shape.tokens // size) + _SPARE_CHUNKS
+
+    def chunk_arrays(
+        self,
+        size: int,
+        cu_seqlens: list[int],
+        slot_in: list[int],
+        slot_out: list[int],
+        saves: list[Sequence[tuple[int, int]]],
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """The table's content for spans behind the decode rows, padded to the shape's spans."""
+        more = self.shape.spans - len(slot_in)
+        padding = [-1] * more
+        ends = [cu_seqlens[-1]] * (self.shape.spans + 1 - len(cu_seqlens))
+        return chunk_arrays(
+            [*cu_seqlens, *ends],
+            [*slot_in, *padding],
+            [*slot_out, *padding],
+            size,
+            [*saves, *([()] * more)],
+            self.most_chunks(size),
+        )
+
+
+class _Graph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    batch: CapturedBatch
+    output: GraphOutput
+
+
+class StepGraphs:
+    """Graphs of steps of up to `limits.spans` decode rows, whose page tables have `limits.pages` in all."""
+
+    def __init__(
+        self,
+        model: Model,
+        storage: Storage,
+        attention: PagedAttention | None,
+        limits: StepLimits,
+        drawn: Tensor,
+        *,
+        prefill: bool,
+    ) -> None:
+        """`drawn` [limits.spans + spans of a prefill shape]: the tokens that the last step drew; a graph
+        reads and writes it. `prefill`: whether steps with prefill are captured as well."""
+        device = storage.buffer.device
+        self.model = model
+        self.storage = storage
+        self.paged = storage.layout.has(PAGE)
+        self.page_size = storage.layout.page_size
+        self.drawn = drawn
+        shapes = decode_shapes(limits.spans)
+        if prefill:
+            shapes += prefill_shapes(limits.spans, limits.tokens)
+        wide = max(_wide_sizes(shape)[-1] for shape in shapes)
+        narrow = max(_narrow_sizes(shape)[-1] for shape in shapes) + limits.pages
+        # What goes to the device comes first to pinned memory; two of each, in turn, since one may still be
+        # on its way while the next step is packed.
+        self._wide = torch.zeros(wide, dtype=torch.int64, device=device)
+        self._narrow = torch.zeros(narrow, dtype=torch.int32, device=device)
+        self._staging = [(self._wide.cpu().pin_memory(), self._narrow.cpu().pin_memory()) for _ in range(2)]
+        self._graphs: dict[StepShape, _Graph] = {}
+        self._capture(shapes, attention, limits)
+
+    def __call__(self, spans: Sequence[Span], rows_before: Mapping[int, int]) -> GraphOutput | None:
+        """Run `spans`, decode rows first; None when no shape holds them. rows_before: request id -> its row
+        in `drawn`, for spans with a token that the host does not know."""
+        step = arrange(spans, rows_before, page_size=self.page_size, paged=self.paged)
+        behind = len(spans) - step.decode
+        tokens = len(step.tokens) - step.decode
+        shape = next((shape for shape in self._graphs if shape.holds(step.decode, behind, tokens)), None)
+        if shape is None:
+            return None
+        graph, batch, output = self._graphs[shape]
+        if not self._fill(batch, step, spans):
+            return None
+        if batch.attention is not None:
+            batch.attention.plan(batch)
+        graph.replay()
+        drawing = sum(span.sampling is not None for span in spans)
+        return GraphOutput(output.logits[:drawing], output.largest[:drawing])
+
+    # Static buffers
+
+    def _fill(self, batch: CapturedBatch, step: HostStep, spans: Sequence[Span]) -> bool:
+        """Pack a step and padding into the static buffers, in transfers that nobody waits for. False when its
+        chunks are more than the shape has room for."""
+        shape, rows = batch.shape, step.decode
+        behind = spans[rows:]
+        slot_in, slot_out = ([getattr(span, name) for span in behind] for name in ("slot_in", "slot_out"))
+        offsets = [offset - rows for offset in step.cu_seqlens[rows:]]
+        saves = [span.saves for span in behind]
+        tables = {}
+        for size in batch.places:
+            places, slots, longest = batch.chunk_arrays(size, offsets, slot_in, slot_out, saves)
+            if len(places) > len(batch.places[size][0]) or longest > batch.most_chunks(size):
+                return False
+            tables[size] = places, slots
+        for size, (places, slots) in tables.items():
+            for target, array in zip(batch.places[size], (places, slots), strict=True):
+                target.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+
+        self._staging.append(self._staging.pop(0))
+        wide_host, narrow_host = self._staging[0]
+        last = [
+            (end - 1 if row < rows else end - 1 - rows + shape.rows)
+            for row, (end, span) in enumerate(zip(step.cu_seqlens[1:], spans, strict=True))
+            if span.sampling is not None
+        ]
+        decode_slots = [span.slot_out for span in spans[:rows]]
+        tokens, sources, positions, pages, slots, ends = _wide_parts(wide_host.numpy(), shape)
+        for part, values, nothing in (
+            (tokens, step.tokens, 0),
+            (sources, step.sources, -1),
+            (positions, step.positions, 0),
+            (pages, step.token_pages, -1),
+        ):
+            part[:] = nothing
+            part[:rows] = values[:rows]
+            part[shape.rows : shape.rows + len(values) - rows] = values[rows:]
+        slots[:rows], slots[rows:] = decode_slots, -1
+        ends[: len(last)], ends[len(last) :] = last, 0
+
+        kv_lengths = _padded(step.kv_lengths, rows, shape, 0)
+        page_offsets = [0, *_padded(step.page_offsets[1:], rows, shape, None)]
+        starts = [*range(shape.rows + 1), *(shape.rows + offset for offset in offsets[1:])]
+        starts += [starts[-1]] * (shape.rows + shape.spans + 1 - len(starts))
+        kv_lens, page_indptr, q_indptr, page_ids = _narrow_parts(narrow_host.numpy(), shape)
+        kv_lens[:], page_indptr[:], q_indptr[:] = kv_lengths, page_offsets, starts
+        page_ids[: len(step.page_ids)] = step.page_ids
+        batch.kv_lengths, batch.page_offsets, batch.cu_seqlens = kv_lengths, page_offsets, starts
+
+        used = _wide_sizes(shape)[-1]
+        self._wide[:used].copy_(wide_host[:used], non_blocking=True)
+        used = _narrow_sizes(shape)[-1] + len(step.page_ids)
+        self._narrow[:used].copy_(narrow_host[:used], non_blocking=True)
+        return True
+
+    def _batch(self, shape: StepShape) -> tuple[CapturedBatch, tuple[Tensor, Tensor, Tensor]]:
+        """A batch over the static buffers; with it tokens, their sources, and the rows that are drawn
+        from."""
+        tokens, sources, positions, pages, slots, ends = _wide_parts(self._wide, shape)
+        kv_lens, page_indptr, q_indptr, page_ids = _narrow_parts(self._narrow, shape)
+        none = self._wide[:0]
+        batch = CapturedBatch(
+            memory=self.storage,
+            positions=positions,
+            token_pages=pages,
+            token_offsets=positions,
+            page_ids=page_ids,
+            page_indptr=page_indptr,
+            kv_lens=kv_lens,
+            q_indptr=q_indptr,
+            decode_slots=slots,
+            prefill_slots=none,
+            carried=none,
+            carried_slots=none,
+            cu_seqlens=[],
+            kv_lengths=[],
+            page_offsets=[],
+            slot_in=[],
+            slot_out=[],
+            shape=shape,
+        )
+        return batch, (tokens, sources, ends)
+
+    # Capture
+
+    def _step(self, batch: CapturedBatch, inputs: tuple[Tensor, Tensor, Tensor]) -> GraphOutput:
+        tokens, sources, ends = inputs
+        # A row without an answer drew NO_TOKEN; its request has failed, whatever comes of it here.
+        tokens = torch.where(sources >= 0, self.drawn[sources.clamp(min=0)].clamp(min=0), tokens)
+        batch.token_offsets = batch.positions % self.page_size
+        hidden = self.model(tokens, batch)
+        logits = self.model.logits(hidden if not batch.shape.spans else hidden[ends])
+        best = largest(logits)
+        self.drawn[: len(best)].copy_(best)
+        return GraphOutput(logits, self.drawn[: len(best)])
+
+    @torch.inference_mode()
+    def _capture(
+        self, shapes: Sequence[StepShape], attention: PagedAttention | None, limits: StepLimits
+    ) -> None:
+        """The largest first, whose memory then serves all others."""
+        stream = torch.cuda.Stream()
+        pool = torch.cuda.graph_pool_handle()
+        empty = arrange([], {}, page_size=self.page_size, paged=self.paged)
+        graphs = {}
+        for shape in sorted(shapes, key=_cost, reverse=True):
+            batch, inputs = self._batch(shape)
+            spans, tokens = shape.rows + shape.spans, shape.rows + shape.tokens
+            if attention is not None:
+                batch.attention = attention.captured(shape.rows, StepLimits(spans, tokens, limits.pages))
+            self._fill(batch, empty, [])
+            if batch.attention is not None:
+                batch.attention.plan(batch)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._step(batch, inputs)  # compiles kernels and makes workspaces, which a capture may not
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                output = self._step(batch, inputs)
+            graphs[shape] = _Graph(graph, batch, output._replace(logits=_unowned(output.logits)))
+        self._graphs = dict(sorted(graphs.items(), key=lambda entry: _cost(entry[0])))
+
+
+def _cost(shape: StepShape) -> tuple[int, int]:
+    return shape.rows + shape.tokens, shape.spans
+
+
+def _wide_sizes(shape: StepShape) -> list[int]:
+    """Where the int64 parts end: tokens, sources, positions, pages, decode slots, rows that are drawn
+    from."""
+    total = shape.rows + shape.tokens
+    return np.cumsum([total] * 4 + [shape.rows, shape.rows + shape.spans]).tolist()
+
+
+def _narrow_sizes(shape: StepShape) -> list[int]:
+    """Where the int32 parts end: KV lengths, offsets of page tables, offsets of tokens; page ids follow."""
+    spans = shape.rows + shape.spans
+    return np.cumsum([spans, spans + 1, spans + 1]).tolist()
+
+
+def _wide_parts(buffer, shape: StepShape) -> Iterator:
+    ends = _wide_sizes(shape)
+    return (buffer[start:end] for start, end in zip([0, *ends], ends, strict=False))
+
+
+def _narrow_parts(buffer, shape: StepShape) -> Iterator:
+    ends = _narrow_sizes(shape)
+    return (buffer[start:end] for start, end in zip([0, *ends], [*ends, len(buffer)], strict=True))
+
+
+def _padded(values: list[int], rows: int, shape: StepShape, nothing: int | None) -> list[int]:
+    """Values of spans with those of padding between and behind them: `nothing`, or None: the value before."""
+    decode, behind = values[:rows], values[rows:]
+    for part, size in ((decode, shape.rows), (behind, shape.spans)):
+        fill = (part or decode or [0])[-1] if nothing is None else nothing
+        part += [fill] * (size - len(part))
+    return decode + behind
+
+
+class _Pointer:
+    """Memory of a graph's pool, as torch takes it in."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.numel() * tensor.element_size(),),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _unowned(tensor: Tensor) -> Tensor:
+    """The same bytes without a hold on them, so that graphs captured later may use them too."""
+    flat = torch.as_tensor(_Pointer(tensor), device=tensor.device)
+    return flat.view(tensor.dtype).view(tensor.shape)

@@ -1,0 +1,94 @@
+"""Shapes, and what a step looks like in the static buffers of one; the graphs themselves need a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from denim.runner.packing import arrange
+from denim.runner.plan import Span
+from denim.runner.step_graphs import (
+    CapturedBatch,
+    StepGraphs,
+    StepShape,
+    _narrow_sizes,
+    _wide_sizes,
+    decode_shapes,
+    prefill_shapes,
+)
+
+PAGE = 4
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 9, 64, 100, 256, 300])
+def test_every_number_of_rows_has_a_shape(most: int) -> None:
+    shapes = decode_shapes(most)
+    assert shapes[-1].rows == most and len(set(shapes)) == len(shapes)
+    for rows in range(1, most + 1):
+        fitting = min(shape.rows for shape in shapes if shape.rows >= rows)
+        assert fitting - rows < max(8, rows / 2)
+
+
+def test_prefill_shapes_keep_within_a_step() -> None:
+    assert all(shape.rows + shape.tokens <= 512 for shape in prefill_shapes(256, 512))
+    assert {shape.rows for shape in prefill_shapes(20, 4096)} == {0, 8, 20}
+    assert prefill_shapes(4, 32) == []
+
+
+def graphs_without_a_device(shape: StepShape) -> tuple[StepGraphs, CapturedBatch]:
+    graphs = StepGraphs.__new__(StepGraphs)
+    graphs.storage, graphs.paged, graphs.page_size = None, True, PAGE
+    graphs._wide = torch.full((_wide_sizes(shape)[-1],), 77)
+    graphs._narrow = torch.full((_narrow_sizes(shape)[-1] + 40,), 77, dtype=torch.int32)
+    graphs._staging = [(graphs._wide.clone(), graphs._narrow.clone()) for _ in range(2)]
+    batch, inputs = graphs._batch(shape)
+    batch.inputs = inputs
+    return graphs, batch
+
+
+def test_a_step_and_its_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    graphs, batch = graphs_without_a_device(StepShape(rows=3, spans=3, tokens=12))
+    table = batch.chunks(4)
+    spans = [
+        Span(10, 5, [-1], [8, 9], 2, 2, "draws"),
+        Span(11, 3, [41], [7], 3, 3, "draws"),
+        Span(12, 0, [1, 2, 3, 4, 5], [20, 21], -1, 4, None, saves=[(2, 9)]),
+        Span(13, 4, [6, 7], [30, 31], 6, 5, "draws"),
+    ]
+    step = arrange(spans, {10: 1}, page_size=PAGE, paged=True)
+    assert graphs._fill(batch, step, spans)
+    tokens, sources, ends = batch.inputs
+    nothing = [0] * 5
+    assert tokens.tolist() == [-1, 41, 0, 1, 2, 3, 4, 5, 6, 7, *nothing]
+    assert sources.tolist() == [1] + [-1] * 14
+    assert batch.positions.tolist() == [5, 3, 0, 0, 1, 2, 3, 4, 4, 5, *nothing]
+    assert batch.token_pages.tolist() == [9, 7, -1, 20, 20, 20, 20, 21, 31, 31] + [-1] * 5
+    assert batch.decode_slots.tolist() == [2, 3, -1]
+    assert ends.tolist() == [0, 1, 9, 0, 0, 0]  # of the rows that draw, in order; then padding
+    assert batch.kv_lens.tolist() == batch.kv_lengths == [6, 4, 0, 5, 6, 0]
+    assert batch.page_indptr.tolist() == batch.page_offsets == [0, 2, 3, 3, 5, 7, 7]
+    assert batch.q_indptr.tolist() == batch.cu_seqlens == [0, 1, 2, 3, 8, 10, 10]
+    assert batch.page_ids[:7].tolist() == [8, 9, 7, 20, 21, 30, 31]
+    assert batch.num_decode == 3
+    chunks = [[0, 0, 2], [0, 2, 2], [0, 4, 1], [1, 5, 2]]
+    assert table.chunks[:4].tolist() == chunks and (table.chunks[4:, 0] == -1).all()
+    assert table.first_chunk.tolist() == [0, 3, 4, 4]
+    assert table.cu_seqlens.tolist() == [0, 5, 7, 7]
+    assert (table.slot_in.tolist(), table.slot_out.tolist()) == ([-1, 6, -1], [4, 5, -1])
+    assert table.save is not None and table.save[:4].tolist() == [9, -1, -1, -1]
+
+    follows = [Span(11, 4, [42], [7, 17], 3, 3, "draws")]
+    assert graphs._fill(batch, arrange(follows, {}, page_size=PAGE, paged=True), follows)
+    assert tokens.tolist() == [42] + [0] * 14
+    assert batch.decode_slots.tolist() == [3, -1, -1]
+    assert (table.chunks[:, 0] == -1).all() and table.slot_out.tolist() == [-1] * 3
+    assert batch.kv_lens.tolist() == [5, 0, 0, 0, 0, 0]
+
+
+def test_more_wanted_states_than_a_shape_has_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    graphs, batch = graphs_without_a_device(StepShape(rows=1, spans=1, tokens=64))
+    batch.chunks(64)
+    spans = [Span(1, 0, [5] * 64, list(range(16)), -1, 0, saves=[(at, at) for at in range(1, 64)])]
+    assert not graphs._fill(batch, arrange(spans, {}, page_size=PAGE, paged=True), spans)
