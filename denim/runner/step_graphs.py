@@ -12,7 +12,7 @@ All graphs share one pool of memory: what one leaves there is good until the nex
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,6 +42,10 @@ MOST_PREFILL_SPANS = 8
 # Chunks of a captured table beyond those of one sequence: every span may end with a part of a chunk, and
 # states that are wanted inside spans cut some more.
 _SPARE_CHUNKS = 3 * MOST_PREFILL_SPANS
+
+# Parts of a buffer begin at multiples of so many numbers, since kernels have a faster variant for pointers that
+# are multiples of 16 bytes, and another variant for any that are not.
+_ALIGNED = 4
 
 
 class StepShape(NamedTuple):
@@ -156,13 +160,11 @@ class StepGraphs:
         shapes = decode_shapes(limits.spans)
         if prefill:
             shapes += prefill_shapes(limits.spans, limits.tokens)
-        wide = max(_wide_sizes(shape)[-1] for shape in shapes)
-        narrow = max(_narrow_sizes(shape)[-1] for shape in shapes) + limits.pages
+        ints = max(_ints(shape) for shape in shapes) + limits.pages
         # What goes to the device comes first to pinned memory; two of each, in turn, since one may still be
         # on its way while the next step is packed.
-        self._wide = torch.zeros(wide, dtype=torch.int64, device=device)
-        self._narrow = torch.zeros(narrow, dtype=torch.int32, device=device)
-        self._staging = [(self._wide.cpu().pin_memory(), self._narrow.cpu().pin_memory()) for _ in range(2)]
+        self._buffer = torch.zeros(ints, dtype=torch.int32, device=device)
+        self._staging = [self._buffer.cpu().pin_memory() for _ in range(2)]
         self._graphs: dict[StepShape, _Graph] = {}
         self._capture(shapes, attention, limits)
 
@@ -205,14 +207,15 @@ class StepGraphs:
                 target.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
 
         self._staging.append(self._staging.pop(0))
-        wide_host, narrow_host = self._staging[0]
+        staged = self._staging[0]
+        wide, narrow = (part.numpy() for part in _halves(staged, shape))
         last = [
             (end - 1 if row < rows else end - 1 - rows + shape.rows)
             for row, (end, span) in enumerate(zip(step.cu_seqlens[1:], spans, strict=True))
             if span.sampling is not None
         ]
         decode_slots = [span.slot_out for span in spans[:rows]]
-        tokens, sources, positions, pages, slots, ends = _wide_parts(wide_host.numpy(), shape)
+        tokens, sources, positions, pages, slots, ends, _ = _parts(wide, _wide_lengths(shape))
         for part, values, nothing in (
             (tokens, step.tokens, 0),
             (sources, step.sources, -1),
@@ -229,23 +232,22 @@ class StepGraphs:
         page_offsets = [0, *_padded(step.page_offsets[1:], rows, shape, None)]
         starts = [*range(shape.rows + 1), *(shape.rows + offset for offset in offsets[1:])]
         starts += [starts[-1]] * (shape.rows + shape.spans + 1 - len(starts))
-        kv_lens, page_indptr, q_indptr, page_ids = _narrow_parts(narrow_host.numpy(), shape)
+        kv_lens, page_indptr, q_indptr, page_ids = _parts(narrow, _narrow_lengths(shape))
         kv_lens[:], page_indptr[:], q_indptr[:] = kv_lengths, page_offsets, starts
         page_ids[: len(step.page_ids)] = step.page_ids
         batch.kv_lengths, batch.page_offsets, batch.cu_seqlens = kv_lengths, page_offsets, starts
 
-        used = _wide_sizes(shape)[-1]
-        self._wide[:used].copy_(wide_host[:used], non_blocking=True)
-        used = _narrow_sizes(shape)[-1] + len(step.page_ids)
-        self._narrow[:used].copy_(narrow_host[:used], non_blocking=True)
+        used = _ints(shape) + len(step.page_ids)
+        self._buffer[:used].copy_(staged[:used], non_blocking=True)
         return True
 
     def _batch(self, shape: StepShape) -> tuple[CapturedBatch, tuple[Tensor, Tensor, Tensor]]:
         """A batch over the static buffers; with it tokens, their sources, and the rows that are drawn
         from."""
-        tokens, sources, positions, pages, slots, ends = _wide_parts(self._wide, shape)
-        kv_lens, page_indptr, q_indptr, page_ids = _narrow_parts(self._narrow, shape)
-        none = self._wide[:0]
+        wide, narrow = _halves(self._buffer, shape)
+        tokens, sources, positions, pages, slots, ends, _ = _parts(wide, _wide_lengths(shape))
+        kv_lens, page_indptr, q_indptr, page_ids = _parts(narrow, _narrow_lengths(shape))
+        none = wide[:0]
         batch = CapturedBatch(
             memory=self.storage,
             positions=positions,
@@ -271,11 +273,11 @@ class StepGraphs:
     # Capture
 
     def _step(self, batch: CapturedBatch, inputs: tuple[Tensor, Tensor, Tensor]) -> GraphOutput:
+        from denim.runner.kernels.inputs import inputs_of
+
         tokens, sources, ends = inputs
-        # A row without an answer drew NO_TOKEN; its request has failed, whatever comes of it here.
-        tokens = torch.where(sources >= 0, self.drawn[sources.clamp(min=0)].clamp(min=0), tokens)
-        batch.token_offsets = batch.positions % self.page_size
-        hidden = self.model(tokens, batch)
+        ids, batch.token_offsets = inputs_of(tokens, sources, batch.positions, self.drawn, self.page_size)
+        hidden = self.model(ids, batch)
         logits = self.model.logits(hidden if not batch.shape.spans else hidden[ends])
         best = largest(logits)
         self.drawn[: len(best)].copy_(best)
@@ -313,27 +315,38 @@ def _cost(shape: StepShape) -> tuple[int, int]:
     return shape.rows + shape.tokens, shape.spans
 
 
-def _wide_sizes(shape: StepShape) -> list[int]:
-    """Where the int64 parts end: tokens, sources, positions, pages, decode slots, rows that are drawn
-    from."""
-    total = shape.rows + shape.tokens
-    return np.cumsum([total] * 4 + [shape.rows, shape.rows + shape.spans]).tolist()
+def _wide_lengths(shape: StepShape) -> list[int]:
+    """Of the int64 parts: tokens, sources, positions, pages, decode slots, rows that are drawn from."""
+    return [shape.rows + shape.tokens] * 4 + [shape.rows, shape.rows + shape.spans]
 
 
-def _narrow_sizes(shape: StepShape) -> list[int]:
-    """Where the int32 parts end: KV lengths, offsets of page tables, offsets of tokens; page ids follow."""
+def _narrow_lengths(shape: StepShape) -> list[int]:
+    """Of the int32 parts: KV lengths, offsets of page tables, offsets of tokens; page ids follow."""
     spans = shape.rows + shape.spans
-    return np.cumsum([spans, spans + 1, spans + 1]).tolist()
+    return [spans, spans + 1, spans + 1]
 
 
-def _wide_parts(buffer, shape: StepShape) -> Iterator:
-    ends = _wide_sizes(shape)
-    return (buffer[start:end] for start, end in zip([0, *ends], ends, strict=False))
+def _size(lengths: Sequence[int]) -> int:
+    """Of a block with parts so long, each of which begins at a multiple of `_ALIGNED`."""
+    return sum(-(-length // _ALIGNED) * _ALIGNED for length in lengths)
 
 
-def _narrow_parts(buffer, shape: StepShape) -> Iterator:
-    ends = _narrow_sizes(shape)
-    return (buffer[start:end] for start, end in zip([0, *ends], [*ends, len(buffer)], strict=True))
+def _parts(block, lengths: Sequence[int]) -> list:
+    """Views of the parts of a block, and of what follows them."""
+    starts = [_size(lengths[:n]) for n in range(len(lengths) + 1)]
+    views = [block[start : start + length] for start, length in zip(starts, lengths, strict=False)]
+    return [*views, block[starts[-1] :]]
+
+
+def _ints(shape: StepShape) -> int:
+    """int32 of a buffer before the page ids."""
+    return 2 * _size(_wide_lengths(shape)) + _size(_narrow_lengths(shape))
+
+
+def _halves(buffer: Tensor, shape: StepShape) -> tuple[Tensor, Tensor]:
+    """int64 and int32 views of a buffer for one shape; the second goes to its end."""
+    wide = 2 * _size(_wide_lengths(shape))
+    return buffer[:wide].view(torch.int64), buffer[wide:]
 
 
 def _padded(values: list[int], rows: int, shape: StepShape, nothing: int | None) -> list[int]:

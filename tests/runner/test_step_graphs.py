@@ -11,8 +11,7 @@ from denim.runner.step_graphs import (
     CapturedBatch,
     StepGraphs,
     StepShape,
-    _narrow_sizes,
-    _wide_sizes,
+    _ints,
     decode_shapes,
     prefill_shapes,
 )
@@ -38,9 +37,8 @@ def test_prefill_shapes_keep_within_a_step() -> None:
 def graphs_without_a_device(shape: StepShape) -> tuple[StepGraphs, CapturedBatch]:
     graphs = StepGraphs.__new__(StepGraphs)
     graphs.storage, graphs.paged, graphs.page_size = None, True, PAGE
-    graphs._wide = torch.full((_wide_sizes(shape)[-1],), 77)
-    graphs._narrow = torch.full((_narrow_sizes(shape)[-1] + 40,), 77, dtype=torch.int32)
-    graphs._staging = [(graphs._wide.clone(), graphs._narrow.clone()) for _ in range(2)]
+    graphs._buffer = torch.full((_ints(shape) + 40,), 77, dtype=torch.int32)
+    graphs._staging = [graphs._buffer.clone() for _ in range(2)]
     batch, inputs = graphs._batch(shape)
     batch.inputs = inputs
     return graphs, batch
