@@ -166,12 +166,12 @@ def _ssd_prefill(floors: Floors, tokens: int, sequences: int) -> Iterator[Row]:
     dt = torch.randn(sets, total, SSD_HEADS, **BF16)
     a_log, d, dt_bias = torch.rand(3, SSD_HEADS, device="cuda")
     states = torch.randn(sets * sequences, SSD_HEADS, SSD_DIM, SSD_STATE, device="cuda")
-    tables = _tables(tokens, sequences, sets, chunk_tokens(x.dtype))
+    chunks = tables(tokens, sequences, sets, chunk_tokens(x.dtype))
     yield Row(section, shape, "floor", floor)
 
     def denim(i: int) -> Tensor:
         step = TimeStep(dt[i], dt_bias, (0.0, float("inf")))
-        return accumulation_chunks(c[i], b[i], x[i], a_log, tables[i], states, time_step=step, skip=d)
+        return accumulation_chunks(c[i], b[i], x[i], a_log, chunks[i], states, time_step=step, skip=d)
 
     yield measured(section, shape, "Denim", denim, sets, floor)
     each, a = (sequences, tokens), -a_log.exp()
@@ -195,11 +195,11 @@ def _lightning_prefill(floors: Floors, tokens: int, sequences: int) -> Iterator[
     q, k, v = torch.randn(3, sets, total, heads, dim, **BF16)
     log_decay = -torch.rand(heads, device="cuda")
     states = torch.randn(sets * sequences, heads, dim, dim, device="cuda")
-    tables = _tables(tokens, sequences, sets, chunk_tokens(q.dtype))
+    chunks = tables(tokens, sequences, sets, chunk_tokens(q.dtype))
     yield Row(section, shape, "floor", floor)
 
     def denim(i: int) -> Tensor:
-        return accumulation_chunks(q[i], k[i], v[i], log_decay, tables[i], states)
+        return accumulation_chunks(q[i], k[i], v[i], log_decay, chunks[i], states)
 
     yield measured(section, shape, "Denim", denim, sets, floor)
     begin = states.view(sets, sequences, heads, dim, dim)
@@ -221,19 +221,19 @@ def _scan_prefill(floors: Floors, tokens: int, sequences: int) -> Iterator[Row]:
     dt_bias, d = torch.rand(2, channels, device="cuda")
     a_log = torch.rand(channels, SCAN_STATE, device="cuda")
     states = torch.randn(sets * sequences, channels, SCAN_STATE, device="cuda")
-    tables = _tables(tokens, sequences, sets, CHUNK_TOKENS)
+    chunks = tables(tokens, sequences, sets, CHUNK_TOKENS)
     exponentials = total * channels * SCAN_STATE / EXPONENTIALS_PER_SECOND * 1e6
     floor = max(floors.microseconds(moved), exponentials)
     yield Row(section, shape, "floor", floor, note=f"no peer: {SCAN_PEER}")
 
     def denim(i: int) -> Tensor:
         fixed = (dt_bias, a_log, d, bc[i], None, None, None)
-        return selective_scan_chunks(x[i], dt[i], *fixed, z[i], tables[i], states)
+        return selective_scan_chunks(x[i], dt[i], *fixed, z[i], chunks[i], states)
 
     yield measured(section, shape, "Denim", denim, sets, floor)
 
 
-def _tables(tokens: int, sequences: int, sets: int, size: int) -> list[ChunkTable]:
+def tables(tokens: int, sequences: int, sets: int, size: int) -> list[ChunkTable]:
     """One for each set; every sequence from and to a slot of its own."""
     offsets = range(0, tokens * sequences + 1, tokens)
     slots = [list(range(i * sequences, (i + 1) * sequences)) for i in range(sets)]

@@ -1,7 +1,6 @@
 """Other libraries' kernels of the same rules, called as their own layers call them.
 
-Owns the calls. A library that is not installed, or whose kernel does not run here, is a `Missing` with the
-reason, which the tables print. Knows shapes; must not know how anything is timed.
+Owns the calls, each of which imports its library. Knows shapes; must not know how anything is timed.
 
 fla would hand the gated delta rule to FlashQLA where both are installed; `own_kernels_only` keeps its figures
 its own. It has to be called before fla is imported.
@@ -10,21 +9,8 @@ its own. It has to be called before fla is imported.
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 
 from torch import Tensor
-
-FLA, FLASHQLA, MAMBA = "fla", "flash_qla", "mamba_ssm"
-
-
-class Missing(Exception):
-    """A peer cannot run here; its text says why."""
-
-
-def need(package: str) -> None:
-    """Raises Missing where a package is not installed."""
-    if find_spec(package) is None:
-        raise Missing(f"{package} is not installed")
 
 
 def own_kernels_only() -> None:
@@ -71,6 +57,17 @@ def fla_delta_step_of_transformers(
         initial_state=state,
         output_final_state=True,
         use_qk_l2norm_in_kernel=True,
+    )
+
+
+def fla_delta_steps(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """T tokens of one row, one by one in one kernel: q, k, v [1, T, H, d] normalised, gates [1, T, Hv]."""
+    from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
+
+    return fused_recurrent_gated_delta_rule(
+        q, k, v, g=log_decay, beta=beta, initial_state=state, output_final_state=True, state_v_first=True
     )
 
 
