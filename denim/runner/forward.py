@@ -18,6 +18,7 @@ from denim.layers.paged_attention import StepLimits, attention_backend, attentio
 from denim.memory.layout import PAGE
 from denim.memory.storage import Storage
 from denim.models.family import Model
+from denim.recurrence.backend import TRITON, decode_backend
 from denim.runner.packing import pack, sender
 from denim.runner.plan import Span
 from denim.runner.step_graphs import MOST_PREFILL_SPANS, GraphOutput, StepGraphs
@@ -59,7 +60,13 @@ class Forward:
             kv_dtype=next((getattr(torch, place.dtype) for place in storage.layout.page_tensors), dtype),
             device=device,
         )
-        capturable = device.type == "cuda" and (self.attention is not None or not shapes)
+        # Plain torch forms read index tensors on the host, or know no padding.
+        wishes = {getattr(module, "recurrence_backend", TRITON) for module in model.modules()}
+        capturable = (
+            device.type == "cuda"
+            and (self.attention is not None or not shapes)
+            and all(decode_backend(device.type, wish) == TRITON for wish in wishes)
+        )
         self.graphs = None
         if capturable and not eager:
             # Latents are expanded span by span in prefill, which the host counts out.

@@ -43,8 +43,8 @@ MOST_PREFILL_SPANS = 8
 # states that are wanted inside spans cut some more.
 _SPARE_CHUNKS = 3 * MOST_PREFILL_SPANS
 
-# Parts of a buffer begin at multiples of so many numbers, since kernels have a faster variant for pointers that
-# are multiples of 16 bytes, and another variant for any that are not.
+# Parts of a buffer begin at multiples of so many numbers, since kernels have a faster variant for pointers
+# that are multiples of 16 bytes, and another variant for any that are not.
 _ALIGNED = 4
 
 
