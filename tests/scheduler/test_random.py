@@ -194,8 +194,51 @@ def test_entries_move_under_running_requests():
         assert any(getattr(plan, kind) for plan in moved), f"no move in a step with {kind}"
 
 
+def starve(seed: int, arrivals: int) -> ToyEngine:
+    """An arena of one request's size, or a little more, in which whatever is optional fails at random: room
+    in swap space, and moves of entries."""
+    rng = random.Random(seed)
+    layout = make_layout(*rng.choice([*LAYOUTS, (8, 1), (5, 2), (4, 4)]))
+    longest = rng.randint(4, 60)
+    engine = ToyEngine(
+        num_slabs=layout.slabs_for(layout.need(longest)) + rng.choice([0, 0, 1, 2, 5]),
+        swap_bytes=rng.choice(SWAP_BYTES),
+        layout=layout,
+        max_num_seqs=rng.choice([1, 5, 50]),
+        max_num_batched_tokens=rng.choice([1, 7, 100]),
+    )
+    compactor = engine.scheduler._holdings.compactor
+    reserve, make_room = engine.swap.reserve, compactor.make_room
+    engine.swap.reserve = lambda *args: rng.random() < 0.5 and reserve(*args)
+    compactor.make_room = lambda need: (
+        engine.arena.can_alloc(need) or (rng.random() < 0.5 and make_room(need))
+    )
+    while len(engine.requests) < arrivals:
+        for _ in range(rng.randint(1, 5)):
+            prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest - 1))]
+            family = Family() if rng.random() < 0.2 else None
+            for i in range(3 if family else 1):
+                priority = 0 if family else rng.choice([0, 0, 1])
+                engine.add(prompt, rng.randint(1, longest - len(prompt)), i, priority, family)
+        for _ in range(rng.randint(1, 10)):
+            engine.step()
+    engine.drain(limit=200_000)
+    engine.check_exact()
+    engine.check_empty()
+    assert all(request.finish_reason == "length" for request in engine.requests.values())
+    return engine
+
+
+def test_shortage():
+    """Everyone gets to the end, in order, whatever is short: `ToyEngine` checks the order in every step."""
+    stats = [starve(seed, arrivals=30).scheduler.stats() for seed in range(40)]
+    assert sum(s["preempted_swap"] for s in stats) > 5
+    assert sum(s["preempted_recompute"] for s in stats) > 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_long_soak(seed):
     soak(seed, arrivals=400)
     churn(seed, arrivals=1000)
+    starve(seed, arrivals=300)
