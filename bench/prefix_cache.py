@@ -99,11 +99,12 @@ class FluidArena:
 
 OrderOf = Callable[[Worth, Clock], Order]
 
-COLUMNS: dict[str, tuple[Policy, OrderOf]] = {
+PEERS: dict[str, tuple[Policy, OrderOf]] = {
     "SGLang+": (JUDICIOUS, lambda worth, clock: LeafLru()),
     "LRU-any": (JUDICIOUS, lambda worth, clock: AnyLru()),
     "GDS": (JUDICIOUS, lambda worth, clock: GreedyDual(worth)),
-    "ends, LRU": (POLICIES["ends"], lambda worth, clock: LeastRecent()),
+}
+OURS: dict[str, tuple[Policy, OrderOf]] = {
     "auto, LRU": (POLICIES["auto"], lambda worth, clock: LeastRecent()),
     "auto, GDS": (POLICIES["auto"], lambda worth, clock: GreedyDual(worth)),
     "auto": (POLICIES["auto"], Expected),
@@ -138,12 +139,14 @@ def _percent(stats: dict[str, Any]) -> float:
 def row(name: str, trace: list[TraceRequest], geometry: Geometry, memory: int, page: int) -> dict[str, Any]:
     hits, queries = grid_lru(trace, memory, geometry.state_bytes, geometry.token_bytes)
     cells: dict[str, Any] = {"trace": name, "GB": memory / GB, "vLLM+": 100 * hits / queries}
-    for column, (policy, order_of) in COLUMNS.items():
+    for column, (policy, order_of) in PEERS.items():
         cells[column] = _percent(hit_rate(trace, geometry, memory, policy, order_of, page))
     cells["Marconi"] = max(
         _percent(hit_rate(trace, geometry, memory, JUDICIOUS, lambda w, c, a=alpha: Marconi(w, a), page))
         for alpha in ALPHAS
     )
+    for column, (policy, order_of) in OURS.items():
+        cells[column] = _percent(hit_rate(trace, geometry, memory, policy, order_of, page))
     cells["unlimited"] = _percent(
         hit_rate(trace, geometry, 10**16, JUDICIOUS, lambda w, c: LeastRecent(), page)
     )

@@ -11,6 +11,7 @@ from itertools import islice
 
 from denim.cache.eviction import Priced, Worth
 from denim.cache.node import Node
+from denim.cache.positions import GENERATION_END
 from denim.cache.reuse import ReuseRates, Wait
 
 COUNTED_AT_ONCE = 4
@@ -38,9 +39,13 @@ class Expected(Priced):
         return self._worth.density(node) * rate
 
     def offered(self, node: Node, kind: str) -> None:
-        if node.wait is None:
-            covered = node.below > (node.checkpoint is not None)
-            node.wait = self._rates.begin(kind, covered, 0, self._now())
+        if node.wait is not None:
+            return
+        base = self._worth.tree.base(node)
+        above = base.checkpoint.kind if base is not None and base.checkpoint is not None else None
+        # Whoever saves inside its prompt goes on from there, and leaves a deeper one at its end.
+        covered = kind != GENERATION_END or node.below > (node.checkpoint is not None)
+        node.wait = self._rates.begin(kind, above, covered, self._now())
 
     def pays(self, node: Node, victim: Node) -> bool:
         return self.price(node) > self.price(victim)

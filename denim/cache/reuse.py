@@ -31,10 +31,15 @@ FORGET_AFTER = 4096.0
 
 
 class Class(NamedTuple):
-    """Checkpoints that are expected to behave alike. `covered`: a deeper one stands below them, which serves
-    all that goes on from there."""
+    """Checkpoints that are expected to behave alike.
+
+    kind: why it was saved; base: why the next one above it was (None: there is none), which tells a
+    conversation's first turn from later ones, and a path that is edited from one that only grows.
+    covered: a deeper one stands, or will soon, which serves all that goes on from there.
+    """
 
     kind: str
+    base: str | None
     covered: bool
     uses: int
 
@@ -65,8 +70,9 @@ class ReuseRates:
     def __init__(self) -> None:
         self._counts: dict[Class, _Counts] = {}
 
-    def begin(self, kind: str, covered: bool, uses: int, now: float) -> Wait:
-        return Wait(Class(kind, covered, min(uses, MOST_USES)), now)
+    def begin(self, kind: str, base: str | None, covered: bool, now: float) -> Wait:
+        """A checkpoint that was never used begins to wait."""
+        return Wait(Class(kind, base, covered, 0), now)
 
     def cover(self, wait: Wait, covered: bool, now: float) -> None:
         """From now on the wait belongs to the other class; its age goes on."""
@@ -88,7 +94,8 @@ class ReuseRates:
         """Count the use that ends a wait; returns the next wait, of something not covered."""
         self.grow(wait, now)
         self._of(wait.klass).uses += 1
-        return self.begin(wait.klass.kind, False, wait.klass.uses + 1, now)
+        uses = min(wait.klass.uses + 1, MOST_USES)
+        return Wait(wait.klass._replace(covered=False, uses=uses), now)
 
     def rate(self, wait: Wait, now: float) -> float:
         """Expected uses per second at this moment."""
