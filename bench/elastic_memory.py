@@ -31,7 +31,6 @@ from denim.memory.arena import Arena, Tag
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
 from denim.memory.swap import SwapSpace
 from denim.scheduler.config import SchedulerConfig
-from denim.scheduler.holdings import Holdings
 from denim.scheduler.request import Request
 from denim.scheduler.scheduler import Scheduler
 from denim.spec.model import ModelSpec
@@ -111,20 +110,24 @@ class Outcome:
 
 
 class Stopwatch:
-    """Adds up the time inside the methods that take, give back and join memory."""
+    """Adds up the time inside the parts of a scheduler that take, give back and join memory."""
 
-    METHODS = ("has_room", "take", "grow", "release")
-
-    def __init__(self, holdings: Holdings) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self.seconds = 0.0
-        for name in self.METHODS:
-            setattr(holdings, name, self._timed(getattr(holdings, name)))
+        self._inside = False
+        scheduler._grow = self._timed(scheduler._grow)
+        for name in ("has_room", "take", "release"):
+            setattr(scheduler._holdings, name, self._timed(getattr(scheduler._holdings, name)))
 
     def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **options: Any) -> Any:
+            if self._inside:
+                return method(*args, **options)
+            self._inside = True
             begin = time.perf_counter()
             result = method(*args, **options)
             self.seconds += time.perf_counter() - begin
+            self._inside = False
             return result
 
         return timed
@@ -144,7 +147,7 @@ def run(
     config = SchedulerConfig(64, seats, NO_LIMIT, spec.max_position)
     rule = recompute_rule(spec, layout.request_bytes, "cuda")
     scheduler = Scheduler(config, arena, SwapSpace(64 * GIB), rule)
-    watch = Stopwatch(scheduler._holdings)
+    watch = Stopwatch(scheduler)
     phase_of: dict[int, int] = {}
     chance = random.Random(0)
     for at, (shape, count) in enumerate(phases):

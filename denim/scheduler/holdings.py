@@ -61,6 +61,13 @@ class Holdings:
         request.pages = shared + own
         request.slot = slot
 
+    def short_of_pages(self, requests: Iterable[Request]) -> list[Request]:
+        """Those whose next token has no page yet: one in `page_size` decode rows a step."""
+        size = self.page_size
+        if not self.has_pages:
+            return []
+        return [r for r in requests if len(r.pages) * size < len(r.tokens) and not r.exhausted]
+
     def grow(self, request: Request) -> bool:
         """Add the pages that the known tokens lack; False when there is none left."""
         while len(request.pages) < self.pages_for(len(request.tokens)):

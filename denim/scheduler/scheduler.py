@@ -136,14 +136,15 @@ class Scheduler:
         """Note that `plan` is on its way: states and pages will stand for what it computes. After a step that
         could not be started, finish the requests of its spans and swaps instead."""
         self._out.append(plan)
+        requests, commit = self.requests, self._arena.commit
         for span in plan.spans:
-            request = self.requests[span.request_id]
-            request.computed = end = span.end
+            request = requests[span.request_id]
+            request.computed = end = span.start + len(span.tokens)
             if request.slot >= 0:
-                self._arena.commit(request.slot, end)
+                commit(request.slot, end)
             if span.all_logits:
                 request.scored = end
-            if end == len(request.tokens):
+            if span.sampling is not None:
                 request.tokens.append(UNKNOWN)
 
     def update(self, plan: StepPlan, tokens: Mapping[int, int]) -> None:
@@ -155,20 +156,18 @@ class Scheduler:
         """
         assert self._out and plan is self._out[0], "this is not the oldest plan that is out"
         self._out.pop(0)
+        find = self.requests.get
         for span in plan.spans:
-            request = self.requests.get(span.request_id)
+            request = find(span.request_id)
             if request is not None and span.sampling is not None:
-                request.tokens[span.end] = tokens[request.id]
+                request.tokens[span.start + len(span.tokens)] = tokens[request.id]
 
     # Phases of a step
 
     def _grow(self, step: StepDraft) -> None:
         """Give every running request the page of its next token; the last give way where none is left."""
-        at = 0
-        while at < len(self._running):
-            if self._running[at].exhausted or self._holdings.grow(self._running[at]):
-                at += 1
-            else:
+        for request in self._holdings.short_of_pages(self._running):
+            while request.status is Status.RUNNING and not self._holdings.grow(request):
                 self._preempt(step, self._running[-1])
 
     def _admit(self, step: StepDraft) -> None:
