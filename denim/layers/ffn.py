@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from denim.layers.linear import NORMED_ROWS, Linear, few_rows
+from denim.layers.linear import Linear, few_rows
 from denim.layers.norm import RMSNorm, in_kernels
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -51,18 +51,7 @@ class GatedFFN(nn.Module):
         """[T, hidden] -> [T, intermediate], the input of `down`."""
         fused = self.act is F.silu and in_kernels(x)
         if fused and few_rows(x, self.gate_up.weight):
-            from denim.layers.kernels.small_product import small_product
-
-            if norm is not None and len(x) > NORMED_ROWS:
-                x, norm = norm(x), None
-            return small_product(
-                x,
-                self.gate_up.weight,
-                scale=None if norm is None else norm.scale,
-                eps=0.0 if norm is None else norm.eps,
-                gated=True,
-                gate_scale=self.gate_scale,
-            )
+            return self.gate_up.small(x, norm, gated=True, gate_scale=self.gate_scale)
         gate_up = self.gate_up.project(x, norm=norm)
         if fused:
             from denim.layers.kernels.gated_activation import silu_mul

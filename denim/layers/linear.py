@@ -8,6 +8,8 @@ tensors; the loader fills row slices of `weight` (see `denim.models.weights`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,10 +21,10 @@ from denim.layers.norm import RMSNorm, in_kernels
 # two-core AVX512-BF16 machine); packed for 8 or 512 rows, single rows gain nothing.
 PACKED_FOR_ROWS = 1
 
-# Rows up to which Denim's own kernel is faster than cuBLAS, and up to which it takes the norm as well, which
-# every program of it computes anew (measured on an H200).
+# Rows up to which Denim's own kernels are faster than cuBLAS with what they save around it (on an H200).
 FEW_ROWS = 64
-NORMED_ROWS = 16
+# Tiles of such a product that several programs may share; only products with fewer columns are shared at all.
+SHARED_TILES = 256
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -55,6 +57,13 @@ class Linear(nn.Module):
             torch.empty(out_features, in_features, dtype=dtype, device=device), requires_grad=False
         )
         self._packed: Tensor | None = None
+        # On CUDA: counters of programs that share a tile, and the weight of a product that comes soon, which
+        # this one fetches ahead. See `denim.layers.kernels.small_product`.
+        self.ahead: Tensor | None = None
+        counters = None
+        if torch.device(device).type == "cuda":
+            counters = torch.zeros(SHARED_TILES, dtype=torch.int32, device=device)
+        self.register_buffer("arrivals", counters, persistent=False)
 
     def pack(self, *, keep: bool = False) -> None:
         """Pack the weight for the CPU where that helps, and drop the plain copy unless `keep`.
@@ -77,11 +86,16 @@ class Linear(nn.Module):
         if self._packed is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
         if few_rows(x, self.weight):
-            from denim.layers.kernels.small_product import small_product
-
-            rows = x.reshape(-1, self.in_features)
-            return small_product(rows, self.weight).view(*x.shape[:-1], self.out_features)
+            return self.small(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
         return F.linear(x, self.weight)
+
+    def small(self, x: Tensor, norm: RMSNorm | None = None, **around: Any) -> Tensor:
+        """The product of few rows, x [T, in_features], with what `small_product` does `around` it."""
+        from denim.layers.kernels.small_product import small_product
+
+        if norm is not None:
+            around |= {"scale": norm.scale, "eps": norm.eps}
+        return small_product(x, self.weight, arrivals=self.arrivals, ahead=self.ahead, **around)
 
     def project(self, x: Tensor, *, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
         """add + norm(x) Wᵀ in as few kernels as the device allows; without `norm` or `add` that part is left
@@ -91,12 +105,7 @@ class Linear(nn.Module):
         Fused parts are rounded once, at the end.
         """
         if few_rows(x, self.weight):
-            from denim.layers.kernels.small_product import small_product
-
-            if norm is not None and len(x) > NORMED_ROWS:
-                x, norm = norm(x), None
-            scale, eps = (None, 0.0) if norm is None else (norm.scale, norm.eps)
-            return small_product(x, self.weight, scale=scale, eps=eps, add=add)
+            return self.small(x, norm, add=add)
         if norm is not None:
             x = norm(x)
         if add is None:
@@ -108,9 +117,7 @@ class Linear(nn.Module):
     def wide(self, x: Tensor) -> Tensor:
         """x Wᵀ in fp32, on CUDA as it was accumulated. x: [T, in_features] -> [T, out_features]."""
         if few_rows(x, self.weight):
-            from denim.layers.kernels.small_product import small_product
-
-            return small_product(x, self.weight, out_dtype=torch.float32)
+            return self.small(x, out_dtype=torch.float32)
         if x.is_cuda and self.weight.numel() and x.dtype != torch.float32:
             return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
         return self(x).float()

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.overlap import overlaps
+from denim.layers.kernels.overlap import launch_options, overlaps
 
 # Elements of a program: 16 bytes of bf16 for each of 128 threads.
 BLOCK = 1024
@@ -47,6 +47,6 @@ def silu_mul(gate_up: Tensor, gate_scale: float = 1.0) -> Tensor:
         width=width,
         BLOCK=BLOCK,
         OVERLAP=overlap,
-        **({"launch_pdl": True} if overlap else {}),
+        **launch_options(overlap),
     )
     return out

@@ -1,7 +1,7 @@
 """The RMS norm of rows on CUDA, with the sum of two rows before it, in one pass over memory.
 
 Formula: `denim.layers.norm`. In a chain of kernels it may begin before its predecessor's end, see
-`denim.layers.kernels.small_product`.
+`denim.layers.kernels.overlap`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.overlap import overlaps
+from denim.layers.kernels.overlap import launch_options, overlaps
 
 # Elements that one warp takes of a row: 8 a thread, 16 bytes of bf16.
 WARP_ELEMENTS = 256
@@ -34,12 +34,13 @@ def _rms_norm(
     ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        tl_cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < DIM
     scale = tl.load(scale_ptr + at, mask=inside, other=0.0)
     if OVERLAP:
-        tl_cuda.gdc_launch_dependents()
         tl_cuda.gdc_wait()
     x = tl.load(x_ptr + row * x_stride + at, mask=inside, other=0.0)
     if ADD:
@@ -71,7 +72,7 @@ def _launch(x: Tensor, add: Tensor | None, total: Tensor | None, scale: Tensor, 
         ADD=add is not None,
         OVERLAP=overlap,
         num_warps=min(max(block // WARP_ELEMENTS, 1), MOST_WARPS),
-        **({"launch_pdl": True} if overlap else {}),
+        **launch_options(overlap),
     )
     return out
 

@@ -38,7 +38,19 @@ def test_equals_plain(m: int, n: int, k: int, fused: str, dtype: torch.dtype) ->
     weight = torch.randn(2 * n if gated else n, k, device=DEVICE).mul_(k**-0.5).to(dtype)
     scale = torch.randn(k, device=DEVICE) if "norm" in fused else None
     add = torch.randn(m, n, **place) if "add" in fused else None
-    y = small_product(x, weight, scale=scale, eps=1e-6, gated=gated, gate_scale=0.5, add=add)
+    arrivals = torch.zeros(64, dtype=torch.int32, device=DEVICE)
+    y = small_product(
+        x,
+        weight,
+        scale=scale,
+        eps=1e-6,
+        gated=gated,
+        gate_scale=0.5,
+        add=add,
+        arrivals=arrivals if m % 2 else None,
+        ahead=weight,
+    )
+    assert not arrivals.any()
     expected = exact(x, weight, scale, gated, add)
     assert y.dtype == dtype and y.shape == (m, n)
     bound = 2e-6 if dtype == torch.float32 else 2**-7
