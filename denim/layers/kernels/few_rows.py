@@ -129,8 +129,11 @@ def launch_few_rows(
     stages: int,
     overlap: bool,
 ) -> None:
-    """x: [M, K], M ≤ `rows`; other arguments as of `small_product`. A program takes `columns` columns of y and
-    one of `splits` parts of K, `depth` at a time; `swapped`: computed as W xᵀ. splits > 1 needs `arrivals`."""
+    """x: [M, K], M ≤ `rows`; other arguments as of `small_product`.
+
+    A program takes `columns` columns of y and one of `splits` parts of K, `depth` at a time; `swapped`:
+    computed as W xᵀ. splits > 1 needs `arrivals`.
+    """
     m, k = x.shape
     n = out.shape[1]
     tiles = triton.cdiv(n, columns)
