@@ -46,8 +46,7 @@ def _walk(
     v_ptr,
     v_stride,
     v_head_stride,
-    since_ptr,
-    onto_ptr,
+    decays_ptr,
     total,
     decay_ptr,
     skip_ptr,
@@ -130,8 +129,8 @@ def _walk(
     if decay_ptr is not None:
         decay = tl.load(decay_ptr + head) * LOG2_E
     else:
-        since_ptr += head.to(tl.int64) * total
-        onto_ptr += head.to(tl.int64) * total
+        decays_ptr += head.to(tl.int64) * total
+        decays_at = step[:, None] + tl.arange(0, 2)[None, :].to(tl.int64) * heads * total
     if skip_ptr is not None:
         skip = tl.load(skip_ptr + head)
     faded = 0.0
@@ -150,9 +149,10 @@ def _walk(
             since = decay * (step + 1).to(tl.float32)
             onto = tl.where(live, since, float("inf"))
         else:
-            left = tl.load(since_ptr + row + count - 1)
-            since = tl.load(since_ptr + row + step, mask=live, other=0.0)
-            onto = tl.load(onto_ptr + row + step, mask=live, other=float("inf"))
+            left = tl.load(decays_ptr + row + count - 1)
+            both = tl.load(decays_ptr + row + decays_at, mask=live[:, None], other=0.0)
+            since, onto = tl.split(both)
+            onto = tl.where(live, onto, float("inf"))
         if reads_out:
             q = tl.load(q_ptr + row * qk_stride + qk_at, mask=k_live, other=0.0)
             out = tl.dot(q, s.to(dtype), input_precision="ieee") * tl.exp2(since)[:, None]
@@ -228,7 +228,7 @@ def accumulation_chunks(
     shape = (sequences, segments, heads) if segments > 1 else (0,)
     added = torch.empty(*shape, *states.shape[2:], dtype=torch.float32, device=v.device)
     faded = torch.empty(shape, dtype=torch.float32, device=v.device)
-    since, onto = (None, None) if time_step is None else decays_of(time_step, decay, table, heads)
+    decays = None if time_step is None else decays_of(time_step, decay, table, heads)
     for reads_out in (False, True) if segments > 1 else (True,):
         _walk[(heads * splits, segments if reads_out else segments - 1, sequences)](
             q,
@@ -238,8 +238,7 @@ def accumulation_chunks(
             v,
             v.stride(0),
             v.stride(1),
-            since,
-            onto,
+            decays,
             tokens,
             decay if time_step is None else None,
             skip,

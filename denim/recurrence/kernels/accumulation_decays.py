@@ -71,11 +71,11 @@ def _decays(
     tl.store(onto_ptr + at, since - tl.log2(delta), mask=live)
 
 
-def decays_of(step: TimeStep, a_log: Tensor, table: ChunkTable, heads: int) -> tuple[Tensor, Tensor]:
-    """since and onto, [H, T] fp32: G_t and G_t - log2 Δ_t, where G_t is the sum of Δ A log2 e over the tokens
-    of t's chunk up to t, A = -exp(a_log). Then exp2(since_t - onto_s) is Δ_s times the decay from s to t."""
+def decays_of(step: TimeStep, a_log: Tensor, table: ChunkTable, heads: int) -> Tensor:
+    """since and onto, [2, H, T] fp32: G_t and G_t - log2 Δ_t, G_t being the sum of Δ A log2 e over tokens of
+    t's chunk up to t, A = -exp(a_log). So exp2(since_t - onto_s) is Δ_s times the decay from s to t."""
     tokens = len(step.dt)
-    since, onto = torch.empty(2, heads, tokens, dtype=torch.float32, device=step.dt.device)
+    decays = torch.empty(2, heads, tokens, dtype=torch.float32, device=step.dt.device)
     _decays[(len(table.chunks), triton.cdiv(heads, HEADS))](
         step.dt,
         step.dt.stride(0),
@@ -83,11 +83,10 @@ def decays_of(step: TimeStep, a_log: Tensor, table: ChunkTable, heads: int) -> t
         *step.limit,
         a_log,
         table.chunks,
-        since,
-        onto,
+        *decays,
         tokens,
         heads=heads,
         tokens=max(16, triton.next_power_of_2(table.size)),
         block=HEADS,
     )
-    return since, onto
+    return decays
