@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.overlap import fetch_ahead, launch_options
+from denim.layers.kernels.fetch_ahead import fetch_ahead
+from denim.recurrence.kernels.overlap import launch_options
 
 
 @triton.jit

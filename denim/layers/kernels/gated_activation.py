@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.overlap import launch_options, overlaps
+from denim.recurrence.kernels.overlap import launch_options, overlaps
 
 # Elements of a program: 16 bytes of bf16 for each of 128 threads.
 BLOCK = 1024

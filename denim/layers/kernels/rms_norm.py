@@ -1,7 +1,7 @@
 """The RMS norm of rows on CUDA, with the sum of two rows before it, in one pass over memory.
 
 Formula: `denim.layers.norm`. In a chain of kernels it may begin before its predecessor's end, see
-`denim.layers.kernels.overlap`.
+`denim.recurrence.kernels.overlap`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.overlap import launch_options, overlaps
+from denim.recurrence.kernels.overlap import launch_options, overlaps
 
 # Elements that one warp takes of a row: 8 a thread, 16 bytes of bf16.
 WARP_ELEMENTS = 256

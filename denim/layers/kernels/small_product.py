@@ -2,7 +2,7 @@
 
 Owns the choice of kernel and tiles. Around the product the kernels also do what would otherwise be kernels of
 their own: silu(gate) · up and the sum with the residual behind it, and for one row the RMS norm before it.
-Knows nothing of layers. How the kernels of a chain overlap: `denim.layers.kernels.overlap`.
+Knows nothing of layers. How the kernels of a chain overlap: `denim.layers.kernels.fetch_ahead`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import torch
 import triton
 from torch import Tensor
 
+from denim.layers.kernels.fetch_ahead import pieces_of
 from denim.layers.kernels.few_rows import launch_few_rows
 from denim.layers.kernels.one_row import launch_one_row
-from denim.layers.kernels.overlap import overlaps, pieces_of
 from denim.layers.kernels.rms_norm import rms_norm
+from denim.recurrence.kernels.overlap import overlaps
 
 # What is asked for ahead at most: a third of the L2 of an H100 or H200.
 MOST_AHEAD = 16 << 20

@@ -1,21 +1,15 @@
-"""How kernels that follow one another keep the memory bus busy in between.
+"""Weights on their way into L2 before the product that reads them begins.
 
-In a chain of small kernels each begins with launch and first loads, and ends with sums: the bus is idle for
-longer than the data take. Two things help on devices that can (compute capability 9.0, Hopper, and later):
+A kernel of a chain of small products begins with its launch and first loads and ends with sums; the memory
+bus is idle for longer than the data take. So a kernel asks L2 for the weight that a later one will read, and
+the bus works while programs wait for each other, add up and hand over. The kernels of such a chain also begin
+before their predecessor's end, see `denim.recurrence.kernels.overlap`.
 
-* a kernel is launched while its predecessor still runs (programmatic dependent launch), loads what no kernel
-  in flight writes, weights above all, and waits for its predecessor before anything else: `gdc_wait`;
-* a kernel asks L2 for the weight that a later product will read (`fetch_ahead`), so that the bus works while
-  programs wait, add up and hand over.
-
-A kernel launched this way must wait before it writes or reads anything but weights: then all kernels before
-it have ended. Weights must not be written by a kernel right before it.
+Asking is all: nothing waits for the answer, and a weight that is not there in time is read as ever. Devices
+before compute capability 9.0 do not know the instruction.
 """
 
 from __future__ import annotations
-
-from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -47,14 +41,3 @@ def fetch_ahead(ahead_ptr, pieces, WARPS: tl.constexpr):
 def pieces_of(ahead: torch.Tensor, most_bytes: int) -> int:
     """Pieces of the first `most_bytes` bytes of `ahead`, the last incomplete one left out."""
     return min(ahead.numel() * ahead.element_size(), most_bytes) // PIECE_BYTES.value
-
-
-@cache
-def overlaps(device: torch.device) -> bool:
-    """Whether kernels on `device` may begin before their predecessor's end."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def launch_options(overlap: bool) -> dict[str, Any]:
-    """What a kernel that waits is launched with; Triton on other devices does not know the option."""
-    return {"launch_pdl": True} if overlap else {}
