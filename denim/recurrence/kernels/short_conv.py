@@ -5,10 +5,11 @@ scaling of leading heads to length 1 (the queries and keys of a delta rule). Inp
 come from the window in its slot; the windows behind sequences and saved chunks go straight to their slots.
 Knows nothing of what the channels mean otherwise. The plain form is `denim.recurrence.short_conv`.
 
-A program owns some channels of one chunk. A sequence that writes the slot it reads must not have its window
-overwritten before all have read it: so the program of the first chunk takes along the few chunks that begin
-inside the window's reach (there are such chunks only where states are saved that early), and writes the last
-window itself behind a barrier. Offsets into slots and tokens are 64-bit.
+A program owns some channels of some tokens of a chunk and walks over the tokens, so that an input is read and
+widened once. A sequence that writes the slot it reads must not have its window overwritten before all have
+read it: so the program of the first chunk takes along the few chunks that begin inside the window's reach
+(there are such chunks only where states are saved that early), and writes the last window itself behind a
+barrier. Offsets into slots and tokens are 64-bit.
 """
 
 from __future__ import annotations
@@ -21,27 +22,21 @@ from torch import Tensor
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.gated_delta import L2NORM_EPS
 
-# Of a program: 64 x 128 values are 16 loads of 16 bytes in flight for each of 128 threads.
-TOKENS = 64
-CHANNELS = 128
+LOG2E = tl.constexpr(1.4426950408889634)
+
+# Of a program, which is one warp: 8 channels a thread are loads of 16 bytes.
+CHANNELS = 256
+TOKENS = 32
 
 
 @triton.jit
-def _inputs(x_ptr, x_stride, window_ptr, start, slot, row, step, channels, mask, total, past: tl.constexpr):
-    """Inputs at row + step, counted over all tokens; those in front of `start` from the window, or 0."""
-    rows = row + step
-    values = tl.load(
-        x_ptr + rows[:, None].to(tl.int64) * x_stride + channels[None, :],
-        mask=mask & (rows >= start)[:, None],
-        other=0.0,
-    )
-    if (row < start) & (slot >= 0):
-        values += tl.load(
-            window_ptr + (rows - start + past)[:, None] * total + channels[None, :],
-            mask=mask & (rows < start)[:, None],
-            other=0.0,
-        )
-    return values
+def _input(x_ptr, x_stride, window_ptr, start, slot, row, channels, mask, total, past: tl.constexpr):
+    """The inputs at `row`, counted over all tokens; in front of `start` from the window, or 0."""
+    inside = row >= start
+    values = tl.load(x_ptr + row.to(tl.int64) * x_stride + channels, mask=mask & inside, other=0.0)
+    window = window_ptr + (row - start + past) * total + channels
+    before = tl.load(window, mask=mask & (row < start) & (slot >= 0), other=0.0)
+    return tl.where(inside, values, before)
 
 
 # The table's tensors are views at any offset; compiling once for each alignment of theirs would gain nothing.
@@ -59,6 +54,8 @@ def _convolve(
     x_ptr,
     x_stride,
     weight_ptr,
+    weight_stride,
+    tap_stride,
     bias_ptr,
     out_ptr,
     chunks_ptr,
@@ -76,8 +73,8 @@ def _convolve(
     width: tl.constexpr,
     silu: tl.constexpr,
     tokens: tl.constexpr,
+    heads: tl.constexpr,
     block: tl.constexpr,
-    past_block: tl.constexpr,
 ):
     chunk = tl.program_id(0)
     part = tl.program_id(1)
@@ -95,13 +92,15 @@ def _convolve(
     slot = tl.load(slot_in_ptr + sequence)
     window = window_ptr + slot * window_stride
 
-    lane = tl.arange(0, block)
-    if owner < unit_heads:
-        channels = owner * head_dim + lane
-        live = lane < head_dim
-    else:
-        channels = unit_heads * head_dim + (owner - unit_heads) * block + lane
-        live = channels < total
+    lane = tl.arange(0, block)[None, :]
+    head = tl.arange(0, heads)[:, None]
+    unit_owners: tl.constexpr = (unit_heads + heads - 1) // heads
+    unit = owner < unit_owners
+    first_channel = tl.where(
+        unit, owner * (heads * head_dim), unit_heads * head_dim + (owner - unit_owners) * (heads * block)
+    )
+    channels = first_channel + head * tl.where(unit, head_dim, block) + lane
+    live = tl.where(unit, (owner * heads + head < unit_heads) & (lane < head_dim), channels < total)
 
     along = 1
     if (place == 0) & (part == 0):
@@ -111,51 +110,61 @@ def _convolve(
             first = tl.load(chunks_ptr + (chunk + i) * 3 + 1, mask=real, other=0)
             along += (real & (first - start < past)).to(tl.int32)
 
-    step = tl.arange(0, tokens)
-    behind = tl.arange(0, past_block)
+    taps = ()
+    for j in tl.static_range(width):
+        tap = tl.load(weight_ptr + channels * weight_stride + j * tap_stride, mask=live, other=0.0)
+        taps = taps + (tap.to(tl.float32),)  # noqa: RUF005
+    offset = tl.zeros([heads, block], tl.float32)
+    if bias_ptr is not None:
+        offset += tl.load(bias_ptr + channels, mask=live, other=0.0).to(tl.float32)
     for i in range(along):
         first = tl.load(chunks_ptr + (chunk + i) * 3 + 1)
         end = first + tl.load(chunks_ptr + (chunk + i) * 3 + 2)
         row = first + part * tokens
-        rows = row + step
-        mask = (rows < end)[:, None] & live[None, :]
-        acc = tl.zeros([tokens, block], tl.float32)
-        for j in tl.static_range(width):
-            tap = tl.load(weight_ptr + channels * width + j, mask=live, other=0.0).to(tl.float32)
-            values = _inputs(
-                x_ptr, x_stride, window, start, slot, row - past + j, step, channels, mask, total, past
-            )
-            acc += values.to(tl.float32) * tap[None, :]
-        if bias_ptr is not None:
-            acc += tl.load(bias_ptr + channels, mask=live, other=0.0).to(tl.float32)[None, :]
-        if silu:
-            acc = acc * tl.sigmoid(acc)
-        if owner < unit_heads:
-            acc = tl.where(live[None, :], acc, 0.0)
-            acc = acc * tl.rsqrt(tl.sum(acc * acc, 1) + eps)[:, None]
-        out = out_ptr + rows[:, None].to(tl.int64) * total + channels[None, :]
-        tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
+        behind = ()  # the last inputs, the oldest first
+        for j in tl.static_range(past):
+            values = _input(x_ptr, x_stride, window, start, slot, row - past + j, channels, live, total, past)
+            behind = behind + (values.to(tl.float32),)  # noqa: RUF005
+        for t in tl.static_range(tokens):
+            at = (row + t).to(tl.int64)
+            mask = live & (row + t < end)
+            values = tl.load(x_ptr + at * x_stride + channels, mask=mask, other=0.0).to(tl.float32)
+            acc = offset + values * taps[past]
+            for j in tl.static_range(past):
+                acc += behind[j] * taps[j]
+            behind = behind[1:] + (values,)  # noqa: RUF005
+            if silu:
+                root = tl.rsqrt(
+                    1.0 + tl.exp2(acc * -LOG2E)
+                )  # of the sigmoid: a division takes four times as long
+                acc = acc * root * root
+            if unit:
+                acc = tl.where(live, acc, 0.0)
+                acc = acc * tl.rsqrt(tl.sum(acc * acc, 1) + eps)[:, None]
+            tl.store(out_ptr + at * total + channels, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
         if save_ptr is not None:
             save = tl.load(save_ptr + chunk + i)
-            if (save >= 0) & (row + tokens >= end):
-                inside = (behind < past)[:, None] & live[None, :]
-                kept = _inputs(
-                    x_ptr, x_stride, window, start, slot, end - past, behind, channels, inside, total, past
+            kept = live & (save >= 0) & (row + tokens >= end)
+            target = window_ptr + save * window_stride + channels
+            for j in tl.static_range(past):
+                values = _input(
+                    x_ptr, x_stride, window, start, slot, end - past + j, channels, kept, total, past
                 )
-                target = window_ptr + save * window_stride + behind[:, None] * total + channels[None, :]
-                tl.store(target, kept, mask=inside)
+                tl.store(target + j * total, values, mask=kept)
 
     if (place == 0) & (part == 0):
         target_slot = tl.load(slot_out_ptr + sequence)
         end = tl.load(cu_seqlens_ptr + sequence + 1)
-        inside = (behind < past)[:, None] & live[None, :]
-        kept = _inputs(
-            x_ptr, x_stride, window, start, slot, end - past, behind, channels, inside, total, past
-        )
+        target = window_ptr + target_slot * window_stride + channels
+        kept = live & (target_slot >= 0)
+        lasts = ()
+        for j in tl.static_range(past):
+            values = _input(x_ptr, x_stride, window, start, slot, end - past + j, channels, kept, total, past)
+            lasts = lasts + (values,)  # noqa: RUF005
         tl.debug_barrier()
-        target = window_ptr + target_slot * window_stride + behind[:, None] * total + channels[None, :]
-        tl.store(target, kept, mask=inside & (target_slot >= 0))
+        for j in tl.static_range(past):
+            tl.store(target + j * total, lasts[j], mask=kept)
 
 
 def short_conv_chunks(
@@ -171,7 +180,8 @@ def short_conv_chunks(
 ) -> Tensor:
     """The convolution over the sequences of `table`; windows are read from and written to their slots.
 
-    x: [T, C], rows any distance apart, channels dense; weight: [C, W] with W >= 2; bias: [C]; windows:
+    x: [T, C], rows any distance apart, channels dense; weight: [C, W] with W >= 2, any
+    strides; bias: [C]; windows:
     [slots, W - 1, C] in x's dtype, oldest input first, slots any distance apart. The first unit_heads *
     head_dim channels are heads that are scaled to length 1 behind the activation (`l2norm` of
     `denim.recurrence.gated_delta`).
@@ -179,16 +189,19 @@ def short_conv_chunks(
     """
     tokens, channels = x.shape
     width = weight.shape[1]
-    assert x.stride(1) == 1 and weight.is_contiguous() and windows.stride(1) == channels and width > 1
+    assert x.stride(1) == 1 and windows.stride(1) == channels and width > 1
     assert windows.dtype == x.dtype and windows.shape[1] == width - 1
     out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(head_dim) if unit_heads else CHANNELS
-    owners = unit_heads + triton.cdiv(channels - unit_heads * head_dim, block)
-    block_tokens = min(TOKENS, triton.next_power_of_2(table.size))
-    _convolve[(len(table.chunks), triton.cdiv(table.size, block_tokens), owners)](
+    heads = max(1, CHANNELS // block)
+    steps = min(TOKENS, triton.next_power_of_2(table.size))
+    owners = triton.cdiv(unit_heads, heads) + triton.cdiv(channels - unit_heads * head_dim, heads * block)
+    _convolve[(len(table.chunks), triton.cdiv(table.size, steps), owners)](
         x,
         x.stride(0),
         weight,
+        weight.stride(0),
+        weight.stride(1),
         bias,
         out,
         table.chunks,
@@ -205,9 +218,9 @@ def short_conv_chunks(
         head_dim=head_dim,
         width=width,
         silu=silu,
-        tokens=block_tokens,
+        tokens=steps,
+        heads=heads,
         block=block,
-        past_block=triton.next_power_of_2(width - 1),
-        num_warps=4,
+        num_warps=1,
     )
     return out

@@ -15,7 +15,7 @@ from denim.recurrence.kernels.short_conv import short_conv_chunks
 from denim.recurrence.short_conv import short_conv
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SLOTS = 12
+SLOTS = 14
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -80,10 +80,11 @@ def check(
     torch.testing.assert_close(windows.cpu(), wanted, atol=0, rtol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("width", [2, 3, 4, 5])
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 8, 9, 30])
-def test_any_length_in_place_and_from_another_slot(length: int, width: int) -> None:
-    check([length, length], [4, 3], [4, 7], width=width)
+@pytest.mark.parametrize("width", [2, 4, 5])
+@pytest.mark.parametrize("slot_out", [0, 7], ids=["in place", "elsewhere"])
+def test_sequences_shorter_and_longer_than_the_window(slot_out: int, width: int) -> None:
+    lengths = [1, 2, 3, 4, 8, 9, 30]
+    check(lengths, [*range(7)], [*range(slot_out, slot_out + 7)], width=width)
 
 
 def test_fresh_and_carried_of_different_lengths() -> None:
@@ -103,7 +104,7 @@ def test_saved_windows(saves: list[tuple[int, int]], slot_out: int) -> None:
     check([21, 6], [4, -1], [slot_out, 1], [saves, [(5, 11)]])
 
 
-@pytest.mark.parametrize("size", [1, 2, 16, 64, 128])
+@pytest.mark.parametrize("size", [1, 16, 128])
 def test_any_chunk_size(size: int) -> None:
     check([150, 3, 67], [4, 2, -1], [4, 2, 1], [[(2, 9), (130, 10)], [], []], size=size, channels=8)
 
