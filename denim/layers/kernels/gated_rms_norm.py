@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.overlap import overlaps
+from denim.recurrence.kernels.overlap import overlaps
 
 # Elements of a program: 16 a thread, two loads of 16 bytes of bf16 from each of x and gate.
 BLOCK = 2048

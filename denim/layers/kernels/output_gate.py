@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.overlap import overlaps
+from denim.recurrence.kernels.overlap import overlaps
 
 BLOCK = 1024  # elements of a program: 16 bytes of bf16 for each of 128 threads
 

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.overlap import overlaps
+from denim.recurrence.kernels.overlap import overlaps
 
 LOG2_E = 1.4426950408889634
 # Units that keep a large device (132 multiprocessors) busy: one span alone is cut into about so many.

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.overlap import overlaps
+from denim.recurrence.kernels.overlap import overlaps
 
 ELEMENTS = 4096  # of a tile of many tokens: 32 for each thread of 4 warps
 FEW_TOKENS = 512  # up to which a program takes one: there are too few to fill a device otherwise

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.overlap import overlaps
+from denim.recurrence.kernels.overlap import overlaps
 
 ROWS = 16  # positions of a program
 
