@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from denim.memory.host_copies import HostCopies, Saved
 from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass, TensorPlace
 
 MOVED_BYTES = 64 * 2**20  # on their way at one time; entries are gathered and then put down
@@ -38,6 +39,7 @@ class Storage:
         self.buffer = torch.empty(num_slabs * layout.slab_bytes, dtype=torch.uint8, device=device)
         if debug_poison:
             self.buffer.fill_(POISON)
+        self._copies = HostCopies(self.buffer.device) if self.buffer.is_cuda else None
         self._retired: dict[str, list[int]] = {}
         self._rows = {size.name: self.buffer.view(-1, size.stride) for size in layout.classes}
         self._kv = {place.layer: self._view(PAGE, place) for place in layout.page_tensors}
@@ -71,21 +73,25 @@ class Storage:
             left = [entry for entry in self._retired.get(name, ()) if entry not in live]
             self._retired[name] = left + list(sources)
 
-    def save(self, name: str, ids: Sequence[int]) -> Tensor:
-        """Entries in host memory, uint8 [n, stride], pinned on CUDA; complete when this returns."""
-        rows = self._rows[name]
-        host = torch.empty(len(ids), rows.shape[1], dtype=torch.uint8, pin_memory=rows.is_cuda)
-        for at, first, n in _runs(ids):
-            host[at : at + n].copy_(rows[first : first + n], non_blocking=True)
-        if rows.is_cuda:
-            torch.cuda.current_stream(rows.device).synchronize()
-        return host
+    def save(self, name: str, ids: Sequence[int]) -> Saved:
+        """Entries in host memory, stride by stride, pinned on CUDA; they may be overwritten when this
+        returns."""
+        parts = self._parts(name, ids)
+        return Saved(torch.cat(parts)) if self._copies is None else self._copies.save(parts)
 
-    def load(self, name: str, ids: Sequence[int], saved: Tensor) -> None:
+    def load(self, name: str, ids: Sequence[int], saved: Saved) -> None:
         """Write what `save` returned into these entries (other ids than before are fine)."""
+        parts = self._parts(name, ids)
+        if self._copies is not None:
+            self._copies.load(saved, parts)
+            return
+        for part, content in zip(parts, saved.content.split([p.numel() for p in parts]), strict=True):
+            part.copy_(content)
+
+    def _parts(self, name: str, ids: Sequence[int]) -> list[Tensor]:
+        """The bytes of entries, neighbours joined."""
         rows = self._rows[name]
-        for at, first, n in _runs(ids):
-            rows[first : first + n].copy_(saved[at : at + n], non_blocking=True)
+        return [rows[first : first + n].view(-1) for _, first, n in _runs(ids)]
 
     def poison(self, name: str, ids: Sequence[int]) -> None:
         """Fill entries with NaN."""

@@ -1,0 +1,105 @@
+"""Copies between a CUDA device and the host that run beside the steps.
+
+Owns a stream of its own and two small buffers on the device. What goes out is first gathered into a buffer,
+in the order of the steps, which takes microseconds; so its entries may be overwritten at once, while the
+buffer is on its way through PCIe. What comes in is fetched into a buffer while earlier steps still run, and put
+down in the order of the steps. The host never waits. Knows bytes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+STAGING_BYTES = 32 * 2**20  # of each buffer; about a slot, or the pages of 2,700 tokens, of Qwen3.5-0.8B
+
+
+class Saved(NamedTuple):
+    """Bytes in host memory, one behind the other; the host may read them after `wait`."""
+
+    content: Tensor  # uint8
+    ready: torch.cuda.Event | None = None
+
+    def wait(self) -> Tensor:
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.content
+
+
+class HostCopies:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._buffers: list[Tensor] = []  # made when first needed
+        self._last_use: list[torch.cuda.Event | None] = [None, None]
+        self._turn = 0
+
+    def save(self, parts: Sequence[Tensor]) -> Saved:
+        """Bring contiguous uint8 tensors of the device to the host, as they are at this point of the current
+        stream."""
+        content = torch.empty(sum(part.numel() for part in parts), dtype=torch.uint8, pin_memory=True)
+        steps = torch.cuda.current_stream(self._device)
+        at = 0
+        ready = None
+        for batch in _batches(parts):
+            size = sum(part.numel() for part in batch)
+            buffer = self._buffer(steps)[:size]
+            torch.cat(batch, out=buffer)
+            self._stream.wait_event(steps.record_event())
+            with torch.cuda.stream(self._stream):
+                content[at : at + size].copy_(buffer, non_blocking=True)
+            ready = self._used(self._stream)
+            at += size
+        return Saved(content, ready)
+
+    def load(self, saved: Saved, parts: Sequence[Tensor]) -> None:
+        """Write what `save` brought out into contiguous tensors of the device; later work of the current
+        stream sees it."""
+        steps = torch.cuda.current_stream(self._device)
+        at = 0
+        for batch in _batches(parts):
+            sizes = [part.numel() for part in batch]
+            buffer = self._buffer(self._stream)[: sum(sizes)]
+            with torch.cuda.stream(self._stream):
+                buffer.copy_(saved.content[at : at + sum(sizes)], non_blocking=True)
+            steps.wait_event(self._stream.record_event())
+            for part, piece in zip(batch, buffer.split(sizes), strict=True):
+                part.copy_(piece)
+            self._used(steps)
+            at += sum(sizes)
+
+    def _buffer(self, stream: torch.cuda.Stream) -> Tensor:
+        """The buffer whose turn it is, when `stream` may write to it."""
+        if not self._buffers:
+            self._buffers = [
+                torch.empty(STAGING_BYTES, dtype=torch.uint8, device=self._device) for _ in range(2)
+            ]
+        last = self._last_use[self._turn]
+        if last is not None:
+            stream.wait_event(last)
+        return self._buffers[self._turn]
+
+    def _used(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """Note that the last use of the buffer is what `stream` has been given so far; the other is next."""
+        event = self._last_use[self._turn] = stream.record_event()
+        self._turn = 1 - self._turn
+        return event
+
+
+def _batches(parts: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Cut parts and join them, in order, to batches that fill a buffer."""
+    batch: list[Tensor] = []
+    room = STAGING_BYTES
+    for part in parts:
+        for piece in [part[:room], *part[room:].split(STAGING_BYTES)] if part.numel() > room else [part]:
+            if piece.numel() > room:
+                yield batch
+                batch, room = [], STAGING_BYTES
+            if piece.numel():
+                batch.append(piece)
+                room -= piece.numel()
+    if batch:
+        yield batch
