@@ -2,8 +2,8 @@
 
 Owns a stream of its own and two small buffers on the device. What goes out is first gathered into a buffer,
 in the order of the steps, which takes microseconds; so its entries may be overwritten at once, while the
-buffer is on its way through PCIe. What comes in is fetched into a buffer while earlier steps still run, and put
-down in the order of the steps. The host never waits. Knows bytes only.
+buffer is on its way through PCIe. What comes in is fetched into a buffer while earlier steps still run, and
+put down in the order of the steps. The host never waits. Knows bytes only.
 """
 
 from __future__ import annotations
