@@ -228,7 +228,8 @@ class EngineCore:
         if plan is not None:
             try:
                 for span in plan.spans:
-                    self.requests[self._request_of[span.request_id]].note_scheduled()
+                    if span.slot_in != span.slot_out or not span.start:  # others were scheduled before
+                        self.requests[self._request_of[span.request_id]].note_scheduled()
                 flight = self.runner.launch(plan)
             except BaseException as error:
                 interrupt = self._fail(plan, error, deltas)
@@ -272,7 +273,8 @@ class EngineCore:
             if request_id is None:
                 continue
             in_flight = self.requests[request_id]
-            in_flight.note_token()
+            if in_flight.metrics.first_token_time is None:
+                in_flight.note_token()
             try:
                 delta = in_flight.completions[id_].accept(token, result.logprobs.get(id_))
             except Exception:

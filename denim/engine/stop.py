@@ -32,6 +32,8 @@ class StopStrings:
 
     def push(self, piece: str) -> Checked:
         """What may be shown now that `piece` has come. To be called no more once a stop was met."""
+        if not self._stops:
+            return Checked(piece, None)
         text = self._held + piece
         met = [(at + len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if met:

@@ -7,7 +7,6 @@ of the two widths of integers. Knows spans and the size of a page; must not know
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -66,39 +65,51 @@ def arrange(
     spans: Sequence[Span], rows_before: Mapping[int, int], *, page_size: int, paged: bool
 ) -> HostStep:
     """`spans` as arrays; decode rows come first. See `pack`."""
-    decode = sum(map(is_decode, spans))
+    starts = np.array([span.start for span in spans], dtype=np.int64)
     lengths = np.array([len(span.tokens) for span in spans], dtype=np.int64)
-    kv_lengths = [span.start + len(span.tokens) for span in spans]
-    cu_seqlens = [0, *accumulate(lengths.tolist())]
-    total = cu_seqlens[-1]
+    decode = sum([is_decode(span) for span in spans])
+    kv_lengths = starts + lengths
+    cu_seqlens = _offsets(lengths)
 
-    tokens = np.empty(total, dtype=np.int64)
-    positions = np.empty(total, dtype=np.int64)
+    tokens = np.empty(cu_seqlens[-1], dtype=np.int64)
+    positions = np.empty(cu_seqlens[-1], dtype=np.int64)
     tokens[:decode] = [span.tokens[0] for span in spans[:decode]]
-    positions[:decode] = [span.start for span in spans[:decode]]
+    positions[:decode] = starts[:decode]
     for row in range(decode, len(spans)):
         here = slice(cu_seqlens[row], cu_seqlens[row + 1])
         tokens[here] = spans[row].tokens
-        positions[here] = np.arange(spans[row].start, kv_lengths[row])
+        positions[here] = np.arange(starts[row], kv_lengths[row])
 
-    sources = np.full(total, -1, dtype=np.int64)
+    sources = np.full(len(tokens), -1, dtype=np.int64)
     unknown = np.flatnonzero(tokens < 0)
     if len(unknown):
         of_token = np.repeat(np.arange(len(spans)), lengths)[unknown]
         sources[unknown] = [rows_before[spans[row].request_id] for row in of_token.tolist()]
 
-    counts = [-(-length // page_size) if paged else 0 for length in kv_lengths]
-    page_offsets = [0, *accumulate(counts)]
+    counts = -(-kv_lengths // page_size) if paged else np.zeros_like(starts)
+    page_offsets = _offsets(counts)
     page_ids = np.empty(page_offsets[-1], dtype=np.int32)
-    for span, at, count in zip(spans, page_offsets, counts, strict=False):
-        page_ids[at : at + count] = span.pages[:count]
+    for span, at, end in zip(spans, page_offsets.tolist(), page_offsets[1:].tolist(), strict=False):
+        page_ids[at:end] = span.pages[: end - at]
     token_pages = np.empty(0, dtype=np.int64)
     if paged:
-        tables = np.repeat(np.array(page_offsets[:-1], dtype=np.int64), lengths)
+        tables = np.repeat(page_offsets[:-1], lengths)
         token_pages = page_ids[tables + positions // page_size].astype(np.int64)
     return HostStep(
-        decode, tokens, sources, positions, token_pages, page_ids, page_offsets, kv_lengths, cu_seqlens
+        decode,
+        tokens,
+        sources,
+        positions,
+        token_pages,
+        page_ids,
+        page_offsets.tolist(),
+        kv_lengths.tolist(),
+        cu_seqlens.tolist(),
     )
+
+
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def pack(

@@ -30,7 +30,7 @@ class Span(NamedTuple):
     request_id: int
     start: int
     tokens: list[int]
-    pages: list[int]
+    pages: Sequence[int]
     slot_in: int
     slot_out: int
     sampling: Any | None = None
@@ -56,7 +56,7 @@ class Swap(NamedTuple):
 
     request_id: int
     slot: int
-    pages: list[int]
+    pages: Sequence[int]
     tokens: int
 
 

@@ -44,17 +44,17 @@ class StepOutput:
 
 @dataclass
 class Flight:
-    """A step on its way. `requests` are those that draw a token, in the order of `draw`'s rows."""
+    """A step on its way. `requests` are those that draw a token, in the order of `draw`'s rows.
+
+    `settles_first`: which tokens it draws decides how the next ones are drawn, so they have to be known
+    first.
+    """
 
     plan: StepPlan
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     requests: list[int] = field(default_factory=list)
     draw: Draw | None = None
-
-    @property
-    def settles_first(self) -> bool:
-        """Whether a draw of the next step may depend on which tokens this one draws."""
-        return any(span.sampling is not None and span.sampling.needs_last for span in self.plan.spans)
+    settles_first: bool = False
 
     def result(self) -> StepOutput:
         """Wait for the device. Raises what the device says of a step that it could not do."""
@@ -62,15 +62,11 @@ class Flight:
         if self.draw is None:
             return output
         result = self.draw.result()
-        bad = set(result.bad_rows)
-        for row, request_id in enumerate(self.requests):
-            if row in bad:
-                output.failed.append(request_id)
-                continue
-            output.tokens[request_id] = result.tokens[row]
-            report = result.logprobs[row]
-            if report is not None:
-                output.logprobs[request_id] = report
+        output.tokens = dict(zip(self.requests, result.tokens, strict=True))
+        output.logprobs = {self.requests[row]: report for row, report in result.logprobs.items()}
+        output.failed = [self.requests[row] for row in result.bad_rows]
+        for request_id in output.failed:
+            del output.tokens[request_id]
         return output
 
 
@@ -94,13 +90,17 @@ class Runner:
         than the span starts at.
         """
         self._move(plan)
+        expect = self.arena.expect
         for span in plan.spans:
             if span.slot_in >= 0:
-                self.arena.expect(span.slot_in, span.start)
+                expect(span.slot_in, span.start)
         flight = Flight(plan)
         if not plan.spans:
             return flight
-        spans = sorted(plan.spans, key=lambda span: not is_decode(span))
+        behind = [span for span in plan.spans if not is_decode(span)]
+        spans = plan.spans
+        if behind:
+            spans = [*(span for span in spans if is_decode(span)), *behind]
         drawing = [span for span in spans if span.sampling is not None]
         captured = self.forward.replay(spans, self._rows_drawn)
         if captured is not None:
@@ -151,8 +151,10 @@ class Runner:
         """A token for each of `spans` from its row of `logits`."""
         states = [span.sampling for span in spans]
         flight.requests = [span.request_id for span in spans]
-        flight.draw = self.sampler.draw(logits, states, [int(span.tokens[-1] < 0) for span in spans], largest)
-        self._rows_drawn = {request_id: row for row, request_id in enumerate(flight.requests)}
+        flight.settles_first = any([state.needs_last for state in states])
+        ahead = [int(span.tokens[-1] < 0) for span in spans]
+        flight.draw = self.sampler.draw(logits, states, ahead, largest)
+        self._rows_drawn = dict(zip(flight.requests, range(len(states)), strict=True))
         if flight.draw.tokens is not largest:
             self.forward.drawn[: len(states)].copy_(flight.draw.tokens)
 

@@ -42,6 +42,8 @@ class SamplingState:
         self.seed = params.seed + index
         self.drawn = 0
         self.seen = SeenTokens(prompt_ids) if params.penalised else None
+        # Whether a draw needs to know the token before it, so that it has to wait for that one.
+        self.needs_last = self.seen is not None
         ends = () if params.ignore_eos else end_token_ids
         self.ending_ids = sorted({*ends, *params.stop_token_ids})
 
@@ -51,21 +53,16 @@ class SamplingState:
         if self.seen is not None:
             self.seen.append(token)
 
-    @property
-    def needs_last(self) -> bool:
-        """Whether a draw needs to know the token before it, so that it has to wait for that one."""
-        return self.seen is not None
-
 
 class SampleResult(NamedTuple):
-    """One token and one report (None: not asked for) a row.
+    """One token a row, and the reports by row where they were asked for.
 
     `bad_rows` are rows whose logits hold a NaN or have no finite maximum; their token is NO_TOKEN and
     they have no report. Nothing that came of such a row's state may be used again.
     """
 
     tokens: list[int]
-    logprobs: list[TokenLogprobs | None]
+    logprobs: dict[int, TokenLogprobs]
     bad_rows: list[int]
 
 
@@ -90,8 +87,10 @@ class Draw:
         if self._done is not None:
             self._done.synchronize()
         values = self._values.tolist()
-        bad_rows = [row for row, token in enumerate(values) if token == NO_TOKEN]
-        logprobs: list[TokenLogprobs | None] = [None] * len(values)
+        bad_rows = []
+        if NO_TOKEN in values:
+            bad_rows = [row for row, token in enumerate(values) if token == NO_TOKEN]
+        logprobs: dict[int, TokenLogprobs] = {}
         if self._reports is not None:
             for row, top, report in zip(self._rows, self._top, self._reports.to_host(), strict=True):
                 if values[row] != NO_TOKEN:

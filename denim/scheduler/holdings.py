@@ -6,8 +6,9 @@ scheduler's business. A model without attention has no pages, one without linear
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from denim.errors import RequestError
 from denim.memory.arena import Arena
@@ -51,14 +52,14 @@ class Holdings:
             need[PAGE] = self.pages_for(tokens) - shared + headroom
         return self.compactor.make_room(need)
 
-    def take(self, request: Request, shared: list[int]) -> None:
+    def take(self, request: Request, shared: Sequence[int]) -> None:
         """Give the request a slot and the pages of its known tokens, the first of them shared ones."""
         own = self.arena.alloc_many(PAGE, self.pages_for(len(request.tokens)) - len(shared))
         slot = self.arena.alloc(SLOT) if self.has_slots else -1
         assert own is not None and slot is not None, "taken without room"
         if shared:
             self.arena.share(PAGE, shared)
-        request.pages = shared + own
+        request.pages = array("i", [*shared, *own])
         request.slot = slot
 
     def short_of_pages(self, requests: Iterable[Request]) -> list[Request]:
@@ -73,14 +74,14 @@ class Holdings:
         while len(request.pages) < self.pages_for(len(request.tokens)):
             if not self.compactor.make_room({PAGE: 1}):
                 return False
-            request.pages += self.arena.alloc_many(PAGE, 1) or ()
+            request.pages.extend(self.arena.alloc_many(PAGE, 1) or ())
         return True
 
     def release(self, request: Request) -> None:
         """Give back slot and pages; shared pages live on with their other holders."""
         if request.pages:
             self.arena.release(PAGE, request.pages)
-            request.pages = []
+            request.pages = array("i")
         if request.slot >= 0:
             self.arena.release(SLOT, [request.slot])
             request.slot = -1

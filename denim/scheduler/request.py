@@ -6,6 +6,7 @@ holds. Only the scheduler changes it; the engine makes it and reads it.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -62,12 +63,14 @@ class Request:
     computed: int = field(default=0, init=False)  # the first so many are applied to slot and pages
     scored: int = field(default=0, init=False)  # prompt positions whose report was already made
     slot: int = field(default=-1, init=False)
-    pages: list[int] = field(default_factory=list, init=False)
+    pages: array[int] = field(default_factory=lambda: array("i"), init=False)
     preemptions: int = field(default=0, init=False)
+    most_tokens: int = field(init=False)  # of prompt and output together
     key: tuple[int, int] = field(default=(0, 0), init=False)  # (priority, arrival): the place in every order
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt_ids)
+        self.most_tokens = len(self.tokens) + self.max_tokens
 
     @property
     def num_prompt(self) -> int:
@@ -80,7 +83,7 @@ class Request:
     @property
     def exhausted(self) -> bool:
         """All tokens that it may have are drawn, and it only waits to be told so."""
-        return self.num_output >= self.max_tokens
+        return len(self.tokens) >= self.most_tokens
 
     @property
     def output_ids(self) -> list[int]:
@@ -107,7 +110,7 @@ class Request:
         if targets.keys().isdisjoint(self.pages):
             return 0
         changed = sum(page in targets for page in self.pages)
-        self.pages = [targets.get(page, page) for page in self.pages]
+        self.pages = array("i", [targets.get(page, page) for page in self.pages])
         return changed
 
     def leave_family(self) -> None:

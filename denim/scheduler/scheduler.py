@@ -26,7 +26,7 @@ The rules:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count, islice
 
 from denim.errors import CapacityError, RequestError
@@ -197,7 +197,7 @@ class Scheduler:
             return False
         return self._holdings.has_room(len(head.tokens), len(self._shareable(leader)), headroom=running)
 
-    def _shareable(self, leader: Request | None) -> list[int]:
+    def _shareable(self, leader: Request | None) -> Sequence[int]:
         """The leader's pages that are full at the fork point: nobody writes to them any more."""
         return leader.pages[: leader.computed // self._holdings.page_size] if leader is not None else []
 

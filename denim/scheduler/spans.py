@@ -32,13 +32,20 @@ def deal_spans(
     spans = []
     behind = []
     for request in running:
-        known = len(request.tokens)
-        if request.exhausted:
+        tokens, start = request.tokens, request.computed
+        known = len(tokens)
+        if known >= request.most_tokens:
             continue  # only its last token is still on its way
-        if request.computed != known - 1 or request.computed == 0:
+        if start != known - 1 or start == 0:
             behind.append(request)
-        elif request.id not in held:
+        elif request.id in held:
+            continue
+        elif request.id in forks or request.prompt_logprobs is not None:
             spans.append(_span(request, known, holdings, forks.get(request.id)))
+        else:  # what nearly every row of nearly every step is, so without detours
+            slot = request.slot
+            pages = request.pages[: holdings.pages_for(known)]
+            spans.append(Span(request.id, start, tokens[start:], pages, slot, slot, request.sampling))
     left = config.max_num_batched_tokens - len(spans)
     grid = config.chunk_size if left >= config.chunk_size else 1
     for request in behind:
