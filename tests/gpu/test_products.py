@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from denim.layers.ffn import GatedFFN
+from denim.layers.moe import SparseMoE
 from denim.layers.norm import RMSNorm
+from denim.spec.ffn import MoEFFN
 
 pytestmark = pytest.mark.gpu
 
@@ -62,3 +64,23 @@ def test_chain(rows: int, dtype: torch.dtype) -> None:
         captured.zero_()
         graph.replay()
         assert torch.equal(captured, eager)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_captured_experts_follow_the_input(rows: int) -> None:
+    """A captured mixture of experts sends other inputs to other experts, as the one that runs eagerly does."""
+    torch.manual_seed(0)
+    spec = MoEFFN(num_experts=8, top_k=2, intermediate=64, shared_intermediate=64)
+    moe = SparseMoE(spec, 128, dtype=torch.bfloat16, device="cuda")
+    for weight in moe.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    given = torch.randn(rows, 128, dtype=torch.bfloat16, device="cuda")
+    moe(given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = moe(given)
+    for _ in range(3):
+        given.normal_()
+        graph.replay()
+        assert torch.equal(captured, moe(given))
