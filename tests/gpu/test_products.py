@@ -69,7 +69,7 @@ def test_chain(rows: int, dtype: torch.dtype) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("rows", [1, 5, 70])
 def test_captured_experts_follow_the_input(rows: int) -> None:
-    """A captured mixture of experts sends other inputs to other experts, as the one that runs eagerly does."""
+    """A captured mixture of experts sends other inputs to other experts, as an eager one does."""
     torch.manual_seed(0)
     spec = MoEFFN(num_experts=8, top_k=2, intermediate=64, shared_intermediate=64)
     moe = SparseMoE(spec, 128, dtype=torch.bfloat16, device="cuda")
