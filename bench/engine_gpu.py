@@ -1,10 +1,11 @@
-"""Denim on one CUDA device at published dimensions with random bf16 weights, fp32 states; eager.
+"""Denim on one CUDA device at published dimensions with random bf16 weights, fp32 states.
 
-    python -m bench.engine_gpu [--model qwen3.5-0.8b] [--json FILE] [--no-peer]
+    python -m bench.engine_gpu [--model qwen3.5-0.8b] [--json FILE] [--no-peer] [--eager]
 
-Each row stands beside transformers on the same card, in the same run, where it can do the same work, and
-beside the floor: the bytes of weights and states that a decode step must move at the device's measured
-copy bandwidth, or the FLOPs of a prefill at its measured rate of bf16 products.
+Each row stands beside the floor: the bytes of weights and states that a decode step must move at the device's
+measured copy bandwidth, or the FLOPs of a prefill at its measured rate of bf16 products; beside transformers
+on the same card, in the same run, where it can do the same work; and, for the model that it was measured
+with, beside vLLM on another card of the same kind (`VLLM`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -25,8 +27,22 @@ from denim.ledger.flops import prefill_flops
 from denim.ledger.parameters import weight_bytes
 from denim.spec.model import ModelSpec
 
-STEPS = 10
+STEPS = 40
 ROUNDS = 3
+
+# vLLM 0.25.1 on one H200, Qwen3.5-0.8B dimensions, random bf16 weights, fp32 states, 16 host cores; the
+# better of its two runners in milliseconds. Measured 2026-11-30 with torch 2.11.
+VLLM = {
+    "decode step, batch 1, context 1024": 2.06,
+    "decode step, batch 32, context 192": 4.14,
+    "decode step, batch 256, context 192": 10.7,
+    "TTFT, prompt 1024": 28.0,
+    "TTFT, prompt 8192": 38.1,
+    "TTFT, prompt 32768": 155.0,
+    "256 x (1024 + 128), all at once": 256 * 128 / 13_400 * 1e3,
+    "start-up to the first token": 92_000.0,
+}
+VLLM_MODEL = "qwen3.5-0.8b"
 
 
 def copy_bandwidth() -> float:
@@ -68,15 +84,23 @@ def main() -> None:
     parser.add_argument("--model", default="qwen3.5-0.8b")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
+    parser.add_argument("--eager", action="store_true", help="without captured graphs")
     args = parser.parse_args()
 
     bandwidth, rate = copy_bandwidth(), product_rate()
     print(f"copy {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e12:.0f} TFLOP/s")
-    core = engine(args.model, "bfloat16", "cuda", max_model_len=40_000, memory="40GiB")
+    begin = time.perf_counter()
+    core = engine(
+        args.model, "bfloat16", "cuda", max_model_len=40_000, memory="40GiB", enforce_eager=args.eager
+    )
+    first = denim_prefill(core, 16)
+    startup = time.perf_counter() - begin
+    print(f"started in {startup:.1f} s, the first token took {first * 1e3:.0f} ms of it", flush=True)
     spec = core.spec
     peer = None if args.no_peer else peer_model(args.model, "bfloat16", "cuda")
 
-    rows = []
+    vllm = VLLM if args.model == VLLM_MODEL else {}
+    rows: list[dict[str, Any]] = []
 
     def measure(
         name: str,
@@ -90,6 +114,8 @@ def main() -> None:
         seconds = median(ours() for _ in range(rounds))
         row = {"measure": name, "denim ms": seconds * 1e3, "denim tok/s": tokens / seconds}
         row["floor ms"] = floor * 1e3
+        row["times the floor"] = seconds / floor
+        row["vLLM ms"] = vllm.get(name, "-")
         row["transformers ms"] = "-"
         if peer is not None and theirs is not None:
             theirs()
@@ -124,6 +150,9 @@ def main() -> None:
         rounds=1,
     )
     core.check()
+    name = "start-up to the first token"
+    columns = dict.fromkeys(rows[0], "-")
+    rows.append(columns | {"measure": name, "denim ms": startup * 1e3, "vLLM ms": vllm.get(name, "-")})
     write(args.json, "cuda", rows)
 
 

@@ -159,7 +159,8 @@ class Runner:
             self.forward.drawn[: len(states)].copy_(flight.draw.tokens)
 
 
-def _entries(swap: Swap) -> list[tuple[str, list[int]]]:
+def _entries(swap: Swap) -> list[tuple[str, Sequence[int]]]:
     """What a swap moves, by class; a model without one of the classes has nothing to move of it."""
-    both = [(SLOT, [swap.slot] if swap.slot >= 0 else []), (PAGE, swap.pages)]
+    slots = [swap.slot] if swap.slot >= 0 else []
+    both: list[tuple[str, Sequence[int]]] = [(SLOT, slots), (PAGE, swap.pages)]
     return [(name, ids) for name, ids in both if ids]

@@ -35,8 +35,11 @@ log = logging.getLogger("denim")
 # Decode rows between shapes, up to so many: a padded row costs its share of the products, a graph its
 # capture.
 _STRIDES = ((64, 8), (128, 16), (256, 32), (1 << 30, 64))
-# Tokens and decode rows of shapes with prefill. Above 2048 tokens the device takes longer than the host.
-_PREFILL_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048)
+# Tokens and decode rows of shapes with prefill; beside them, as many tokens as a step may have. Padding is
+# cheaper than the launches of an eager step up to 2048 tokens; above, a shape serves what nearly fills it.
+_PREFILL_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)
+_ANY_FILL = 2048
+_LEAST_FILL = 0.9
 _PREFILL_ROWS = (0, 8, 32, 128)
 MOST_PREFILL_SPANS = 8
 # Chunks of a captured table beyond those of one sequence: every span may end with a part of a chunk, and
@@ -55,8 +58,10 @@ class StepShape(NamedTuple):
     spans: int = 0
     tokens: int = 0
 
-    def holds(self, rows: int, spans: int, tokens: int) -> bool:
-        return rows <= self.rows and spans <= self.spans and tokens <= self.tokens
+    def serves(self, rows: int, spans: int, tokens: int) -> bool:
+        """Whether such a step fits, and wastes no more than an eager one would."""
+        fits = rows <= self.rows and spans <= self.spans and tokens <= self.tokens
+        return fits and (self.tokens <= _ANY_FILL or tokens >= _LEAST_FILL * self.tokens)
 
 
 class GraphOutput(NamedTuple):
@@ -79,12 +84,8 @@ def decode_shapes(most: int) -> list[StepShape]:
 def prefill_shapes(most_rows: int, most_tokens: int) -> list[StepShape]:
     """Shapes for steps with prefill, of at most so many decode rows, and tokens in all."""
     rows = sorted({*(size for size in _PREFILL_ROWS if size < most_rows), most_rows})
-    return [
-        StepShape(size, MOST_PREFILL_SPANS, tokens)
-        for size in rows
-        for tokens in _PREFILL_TOKENS
-        if tokens + size <= most_tokens
-    ]
+    tokens = sorted({*(size for size in _PREFILL_TOKENS if size < most_tokens), most_tokens})
+    return [StepShape(size, MOST_PREFILL_SPANS, count) for size in rows for count in tokens]
 
 
 @dataclass
@@ -174,7 +175,7 @@ class StepGraphs:
         step = arrange(spans, rows_before, page_size=self.page_size, paged=self.paged)
         behind = len(spans) - step.decode
         tokens = len(step.tokens) - step.decode
-        shape = next((shape for shape in self._graphs if shape.holds(step.decode, behind, tokens)), None)
+        shape = next((shape for shape in self._graphs if shape.serves(step.decode, behind, tokens)), None)
         if shape is None:
             return None
         graph, batch, output = self._graphs[shape]
