@@ -291,10 +291,18 @@ class EngineCore:
 
     def stats(self) -> dict[str, Any]:
         """Keys: slabs, pages, slots, each {total, used, cached, free}; running, waiting, swapped;
-        preempted_swap, preempted_recompute; prefix; steps; tokens (applied, over all steps)."""
+        preempted_swap, preempted_recompute; prefix; steps, captured_steps (those that ran from a graph);
+        tokens (applied, over all steps)."""
         self._sweep()
         prefix = {"queries": 0, "hit_tokens": 0, "query_tokens": 0, "lost": {}}
-        counted = {"prefix": prefix, "steps": self.steps, "tokens": self.tokens}
+        graphs = self._forward.graphs
+        captured = 0 if graphs is None else graphs.replays
+        counted = {
+            "prefix": prefix,
+            "steps": self.steps,
+            "captured_steps": captured,
+            "tokens": self.tokens,
+        }
         absent = {"pages": _NONE, "slots": _NONE}  # a model without attention has no pages, say
         return absent | self.arena.stats() | self.scheduler.stats() | counted
 

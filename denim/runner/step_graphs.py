@@ -166,6 +166,7 @@ class StepGraphs:
         # on its way while the next step is packed.
         self._buffer = torch.zeros(ints, dtype=torch.int32, device=device)
         self._staging = [self._buffer.cpu().pin_memory() for _ in range(2)]
+        self.replays = 0  # steps that ran from a graph
         self._graphs: dict[StepShape, _Graph] = {}
         self._capture(shapes, attention, limits)
 
@@ -184,6 +185,7 @@ class StepGraphs:
         if batch.attention is not None:
             batch.attention.plan(batch)
         graph.replay()
+        self.replays += 1
         drawing = sum(span.sampling is not None for span in spans)
         return GraphOutput(output.logits[:drawing], output.largest[:drawing])
 

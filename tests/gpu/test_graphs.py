@@ -1,0 +1,89 @@
+"""Captured steps: the same tokens as eager ones, whatever the steps hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from denim.engine.core import EngineCore
+from denim.engine.options import EngineOptions
+from denim.runner.step_graphs import MOST_PREFILL_SPANS
+from denim.sampling_params import SamplingParams
+from tests.tiny import VOCAB, checkpoint
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    checkpoint(path)
+    return path
+
+
+def core_of(folder: Path, **options: object) -> EngineCore:
+    defaults = {"memory": "200MiB", "max_num_seqs": 24, "max_model_len": 3000, "debug": True}
+    return EngineCore(EngineOptions.of(model=folder, device="cuda", **{**defaults, **options}))
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def drive(core: EngineCore, arrivals: dict[int, list[int]]) -> list[list[int]]:
+    """Tokens of requests of so many prompt tokens that arrive at so many steps."""
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    outputs, step, seed = [], 0, 0
+    while core.has_work or any(at >= step for at in arrivals):
+        for length in arrivals.get(step, ()):
+            request_id = core.add(prompt_of(length, seed), params)
+            outputs.append(core.requests[request_id].output)
+            seed += 1
+        core.step()
+        step += 1
+    core.settle()
+    core.check()
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+ARRIVALS = {
+    "one prompt": {0: [100]},
+    "a prompt beside decode rows": {0: [5, 6, 7], 3: [200], 5: [64, 1], 6: [63, 65, 2, 3]},
+    "more prompts than a shape has spans": {0: [9 + n for n in range(MOST_PREFILL_SPANS + 3)]},
+    "long prompts": {0: [2500], 2: [1000, 1100], 9: [2048]},
+}
+
+
+@pytest.mark.parametrize("arrivals", list(ARRIVALS.values()), ids=list(ARRIVALS))
+def test_captured_steps_give_the_tokens_of_eager_ones(folder: Path, arrivals: dict[int, list[int]]) -> None:
+    eager = core_of(folder, enforce_eager=True)
+    expected = drive(eager, arrivals)
+    assert eager.stats()["captured_steps"] == 0
+    captured = core_of(folder)
+    assert drive(captured, arrivals) == expected
+    stats = captured.stats()
+    assert stats["captured_steps"] >= stats["steps"] - 2
+
+
+def test_what_a_graph_cannot_do_runs_beside_it(folder: Path) -> None:
+    """Reports on a prompt need all its logits; the steps behind it are captured again."""
+    core = core_of(folder)
+    asking = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=1, logprobs=1, ignore_eos=True)
+    request_id = core.add(prompt_of(50, 1), asking)
+    output = core.requests[request_id].output
+    while core.has_work:
+        core.step()
+    core.settle()
+    assert len(output.prompt_logprobs or []) == 50
+    assert len(output.outputs[0].logprobs or []) == 8
+    stats = core.stats()
+    assert 0 < stats["captured_steps"] < stats["steps"]
+
+
+def test_seats_of_any_number_have_shapes(folder: Path) -> None:
+    for seats in (1, 3, 9):
+        core = core_of(folder, max_num_seqs=seats)
+        tokens = drive(core, {0: [4] * seats})
+        assert len(tokens) == seats and all(len(row) == 12 for row in tokens)
