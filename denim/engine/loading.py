@@ -79,7 +79,7 @@ def load(options: EngineOptions) -> LoadedModel:
     model = load_model(spec, folder, device=device, chunk_size=options.chunk_size, progress=_progress(folder))
     for module in model.modules():
         if hasattr(module, "recurrence_backend"):
-            module.recurrence_backend = options.recurrence_backend
+            module.recurrence_backend = options.recurrence_backend  # type: ignore[assignment]
     return LoadedModel(folder.name, model.spec, model, tokenizer, defaults, device)
 
 
