@@ -21,7 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from denim.recurrence.chunk_table import ChunkTable
-from denim.recurrence.kernels.accumulation_decays import LOG2_E, TimeStep, decays_of
+from denim.recurrence.kernels.accumulation_decays import TimeStep, decays_of
+from denim.recurrence.kernels.exponentials import LOG2_E
 
 # Tokens of a chunk: larger ones cost more inside, smaller ones more walks of the state. Products of fp32
 # operands do not run on tensor cores and want few registers.

@@ -18,10 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from denim.recurrence.chunk_table import ChunkTable
-from denim.recurrence.kernels.ssd_step import softplus
+from denim.recurrence.kernels.exponentials import LOG2_E, exp, softplus
 
 LEAST_LOG_DECAY = tl.constexpr(-40.0)
-LOG2_E = tl.constexpr(1.4426950408889634)
 # Heads of a program.
 HEADS = 16
 
@@ -63,7 +62,7 @@ def _decays(
     dt = tl.load(dt_ptr + row * dt_stride + step[:, None] * dt_stride + head[None, :], mask=live, other=0.0)
     dt = dt.to(tl.float32) + tl.load(bias_ptr + head, mask=real, other=0.0)[None, :]
     delta = tl.minimum(tl.maximum(softplus(dt), least), most)
-    rate = -tl.exp(tl.load(a_log_ptr + head, mask=real, other=0.0))
+    rate = -exp(tl.load(a_log_ptr + head, mask=real, other=0.0))
     log_decay = tl.where(live, tl.maximum(rate[None, :] * delta, LEAST_LOG_DECAY), 0.0) * LOG2_E
     since = tl.cumsum(log_decay, 0)
     at = row + head[None, :].to(tl.int64) * total + step[:, None]

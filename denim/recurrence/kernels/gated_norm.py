@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from denim.recurrence.kernels.exponentials import sigmoid as squashed
 from denim.recurrence.kernels.overlap import launch_options, overlaps
 
 # What stands at the gate's side: no norm, one over gated values, or one whose result is gated.
@@ -46,7 +47,7 @@ def _gated_norm(
         tl_cuda.gdc_launch_dependents()
     z = tl.load(gate_ptr + row * gate_stride + at, mask=mask, other=0.0).to(tl.float32)
     y = tl.load(y_ptr + row * total + at, mask=mask, other=0.0).to(tl.float32)
-    gate = tl.sigmoid(z)
+    gate = squashed(z)
     if not sigmoid:
         gate = z * gate
     if norm != 2:

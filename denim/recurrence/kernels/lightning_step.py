@@ -15,15 +15,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from denim.recurrence.kernels.exponentials import exp, silu
 from denim.recurrence.kernels.gated_norm import gated_norm
 from denim.recurrence.kernels.overlap import launch_options, overlaps
 from denim.recurrence.kernels.ssd_step import WARPS, value_block
-
-
-@triton.jit
-def _silu(ptr, mask):
-    x = tl.load(ptr, mask=mask, other=0.0).to(tl.float32)
-    return x * tl.sigmoid(x)
 
 
 @triton.jit
@@ -61,10 +56,10 @@ def _step(
     s = tl.load(state, mask=tile_mask, other=0.0).to(tl.float32)
 
     qkv = projected_ptr + row * projected_stride + head * (3 * dim)
-    q = _silu(qkv + k_at, k_mask)
-    k = _silu(qkv + dim + k_at, k_mask)
-    v = _silu(qkv + 2 * dim + v_at, v_mask)
-    s = s * tl.exp(tl.load(log_decay_ptr + head)) + v[:, None] * k[None, :]
+    q = silu(tl.load(qkv + k_at, mask=k_mask, other=0.0).to(tl.float32))
+    k = silu(tl.load(qkv + dim + k_at, mask=k_mask, other=0.0).to(tl.float32))
+    v = silu(tl.load(qkv + 2 * dim + v_at, mask=v_mask, other=0.0).to(tl.float32))
+    s = s * exp(tl.load(log_decay_ptr + head)) + v[:, None] * k[None, :]
     tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
     tl.store(state, s.to(state_ptr.dtype.element_ty), mask=tile_mask)
     y = tl.sum(s * q[None, :], 1)

@@ -17,10 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from denim.recurrence.chunk_table import ChunkTable
+from denim.recurrence.kernels.exponentials import LOG2_E, exp, silu, softplus
 from denim.recurrence.kernels.selective_scan_step import load_scale, normed
-from denim.recurrence.kernels.ssd_step import softplus
 
-LOG2_E = tl.constexpr(1.4426950408889634)
 # The `size` of the table that `selective_scan_chunks` wants.
 CHUNK_TOKENS = 64
 # Tokens whose inputs a program asks for at once; its channels and warps: a thread has 4 of 16 states.
@@ -91,7 +90,7 @@ def _scan(
     known = n < states
     tile = c[:, None] * states + n[None, :]
     tile_mask = real[:, None] & known[None, :]
-    a = -LOG2_E * tl.exp(tl.load(a_log_ptr + tile, mask=tile_mask, other=0.0))
+    a = exp(tl.load(a_log_ptr + tile, mask=tile_mask, other=0.0)) * -LOG2_E
     dt_bias = tl.load(dt_bias_ptr + c, mask=real, other=0.0)
     skip = tl.load(d_ptr + c, mask=real, other=0.0)
     h = tl.zeros([block, block_n], tl.float32)
@@ -123,7 +122,7 @@ def _scan(
                 delta = tl.where(begun + i < count, softplus(dts[i].to(tl.float32) + dt_bias), 0.0)
                 h = h * tl.exp2(delta[:, None] * a) + (delta * x)[:, None] * bs[i][None, :]
                 y = tl.sum(h * cs[i][None, :], 1) + x * skip
-                y = y * z * tl.sigmoid(z)
+                y = y * silu(z)
                 out = out_ptr + (first + begun + i) * channels + c
                 tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real & (begun + i < count))
         if save_ptr is not None:

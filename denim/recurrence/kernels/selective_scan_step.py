@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from denim.recurrence.kernels.exponentials import LOG2_E, exp, silu, softplus
 from denim.recurrence.kernels.overlap import launch_options, overlaps
-from denim.recurrence.kernels.ssd_step import softplus
 
 # Channels of a program; 16 states each are 64 bytes in fp32.
 CHANNELS = 128
@@ -74,7 +74,7 @@ def _step(
     n_mask = n < states
     tile = channel[:, None] * states + n[None, :]
     tile_mask = mask[:, None] & n_mask[None, :]
-    a = -tl.exp(tl.load(a_log_ptr + tile, mask=tile_mask, other=0.0))
+    a = exp(tl.load(a_log_ptr + tile, mask=tile_mask, other=0.0)) * -LOG2_E
     dt_bias = tl.load(dt_bias_ptr + channel, mask=mask, other=0.0)
     skip = tl.load(d_ptr + channel, mask=mask, other=0.0)
     if overlap:
@@ -95,11 +95,11 @@ def _step(
     c = normed(c, load_scale(c_scale_ptr, n, n_mask), states, eps, norm)
     delta = softplus(dt + dt_bias)
 
-    h = h * tl.exp(delta[:, None] * a) + (delta * x)[:, None] * b
+    h = h * tl.exp2(delta[:, None] * a) + (delta * x)[:, None] * b
     tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
     tl.store(state, h.to(state_ptr.dtype.element_ty), mask=tile_mask)
     y = tl.sum(h * c, 1) + x * skip
-    y = y * z * tl.sigmoid(z)
+    y = y * silu(z)
     tl.store(out_ptr + row * total + channel, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 

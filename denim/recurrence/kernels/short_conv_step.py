@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from denim.recurrence.kernels.exponentials import silu as act
 from denim.recurrence.kernels.overlap import launch_options, overlaps
 
 # Channels of a program, 4 for each thread.
@@ -64,7 +65,7 @@ def _step(
         y = y.to(x.dtype).to(tl.float32)  # the plain form returns the model's dtype here
         y += tl.load(bias_ptr + channels, mask=mask, other=0.0).to(tl.float32)
     if silu:
-        y = y * tl.sigmoid(y)
+        y = act(y)
     if behind_ptr is not None:
         y = y.to(x.dtype).to(tl.float32) * tl.load(behind_ptr + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * total + channels, y.to(out_ptr.dtype.element_ty), mask=mask)

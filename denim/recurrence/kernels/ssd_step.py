@@ -19,17 +19,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from denim.recurrence.kernels.exponentials import exp, softplus
 from denim.recurrence.kernels.gated_norm import gated_norm
 from denim.recurrence.kernels.overlap import launch_options, overlaps
 from denim.recurrence.kernels.short_conv_step import short_conv_step_slots
 
 # State of a program: numbers, which a warp holds in 32 registers of each thread.
 TILE, WARPS = 1024, 1
-
-
-@triton.jit
-def softplus(x):
-    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit
@@ -71,7 +67,7 @@ def _step(
     s = tl.load(state, mask=tile_mask, other=0.0).to(tl.float32)
     dt = tl.load(dt_ptr + row * dt_stride + head).to(tl.float32) + tl.load(dt_bias_ptr + head)
     delta = tl.minimum(tl.maximum(softplus(dt), delta_least), delta_most)
-    decay = tl.exp(-tl.exp(tl.load(a_log_ptr + head)) * delta)
+    decay = exp(-exp(tl.load(a_log_ptr + head)) * delta)
     skip = tl.load(d_ptr + head)
     if overlap:
         tl_cuda.gdc_wait()
