@@ -12,14 +12,8 @@ import torch
 from torch import Tensor
 
 from denim.layers.batch import StepBatch
-from denim.layers.kernels.paged_attention import (
-    WAVE,
-    Tiles,
-    Workspace,
-    attend_pages,
-    kept_floats,
-    most_units,
-)
+from denim.layers.kernels.paged_attention import Tiles, attend_pages
+from denim.layers.kernels.split_keys import WAVE, Workspace, kept_floats, most_units
 from denim.layers.paged_attention import AttentionShape, StepLimits
 
 # Partial sums may take so much memory; where the largest step needs more, spans are split less finely.

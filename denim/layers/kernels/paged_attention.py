@@ -1,16 +1,11 @@
 """Softmax attention over paged KV: one kernel for decode rows and for segments, flash-style.
 
 Owns the kernel and its tiles. Flash attention: Dao 2023 (arXiv 2307.08691); keys split over programs:
-Flash-Decoding (Dao et al. 2023).
+Flash-Decoding (Dao et al. 2023). How work is cut: `denim.layers.kernels.split_keys`.
 
-Work is cut into units: (span, tile of its query rows, split of its keys, KV head). The query heads that share
-a KV head are rows of one tile, so that a tile of 16 rows is 16 / group tokens. Every program computes from
-`q_indptr` and `kv_lens` alone which units are its own: nothing is planned, and a captured graph may be
-replayed with other lengths. How a span is cut depends on its own lengths only, so that a row's result, bit by
-bit, does not depend on the other rows of a step.
-
-Splits of one tile leave partial sums in a workspace; whichever program finishes last adds them up, in the
-order of splits, and sets the tile's counter back to zero.
+The query heads that share a KV head are rows of one tile, so that a tile of 16 rows is 16 / group tokens.
+Every program computes from `q_indptr` and `kv_lens` alone which units are its own: nothing is planned, and a
+captured graph may be replayed with other lengths.
 
 Keys behind a span's length are never used, whatever lies there: scores are masked, values are not loaded.
 """
@@ -25,17 +20,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
+from denim.layers.kernels.split_keys import LEAST_DOT, Workspace, cdiv, split_of
 from denim.recurrence.kernels.overlap import overlaps
 
 LOG2_E = 1.4426950408889634
-# Units that keep a large device (132 multiprocessors) busy: one span alone is cut into about so many.
-WAVE = 128
-# Splits are multiples of this, and every block of keys divides it.
-SPLIT_STEP = 128
 MERGE_ROWS = 16  # rows whose partial sums are added up at one time
 MERGE_NUMBERS = 64  # of partial sums in registers of one thread meanwhile
 SPANS = 256  # spans that a program looks at together; more are a variant of the kernel for each power of two
-LEAST_DOT = 16  # the shortest side of a product on tensor cores
 
 
 class Tiles(NamedTuple):
@@ -50,34 +41,14 @@ class Tiles(NamedTuple):
 
 
 @triton.jit
-def _cdiv(a, b):
-    return (a + b - 1) // b
-
-
-@triton.jit
-def _split_of(kv_len, tiles, kv_heads: tl.constexpr, wave, least: tl.constexpr, step: tl.constexpr):
-    """Keys of a split, from a span's own lengths."""
-    wanted = _cdiv(_cdiv(kv_len * tiles * kv_heads, wave), step) * step
-    return tl.maximum(wanted, least)
-
-
-@triton.jit
 def _attend_block(
-    q,
-    q_extra,
-    top,
-    total,
-    acc,
-    page,
-    k_ptr,
-    v_ptr,
-    page_ids_ptr,
+    queries,
+    state,
+    pages,
     start,
     end,
     limit,
     scale,
-    page_stride,
-    token_stride,
     page_size: tl.constexpr,
     dim: tl.constexpr,
     extra_dim: tl.constexpr,
@@ -88,11 +59,14 @@ def _attend_block(
     masked: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Keys start .. start + block_n, in `page`: running maximum, sum and weighted values go on.
+    """Keys start .. start + block_n: running maximum, sum and weighted values go on.
 
-    `masked`: keys from `end` on do not exist, and row r sees keys below limit[r] only. Returns the next
-    block's pages as well: loaded a block ahead, they do not stand in the way of the loads of keys and
-    values."""
+    `masked`: keys from `end` on do not exist, and row r sees keys below limit[r] only. The state holds the
+    block's pages, and then the next block's: loaded a block ahead, they do not stand in the way of the loads
+    of keys and values."""
+    q, q_extra = queries
+    top, total, acc, page = state
+    k_ptr, v_ptr, page_ids_ptr, page_stride, token_stride = pages
     keys = start + tl.arange(0, block_n)
     d = tl.arange(0, block_d)
     ahead = keys + block_n
@@ -135,24 +109,59 @@ def _attend_block(
 
 @triton.jit
 def _write(
-    out_ptr,
-    gate_ptr,
-    result,
-    token,
-    head,
-    d,
-    mask,
-    out_token_stride,
-    out_head_stride,
-    gate_token_stride,
-    gate_head_stride,
-    gated: tl.constexpr,
+    output, gates, result, token, head, mask, dim: tl.constexpr, block_d: tl.constexpr, gated: tl.constexpr
 ):
+    """Rows of the result, whose token and head are given."""
+    out_ptr, out_token_stride, out_head_stride = output
+    gate_ptr, gate_token_stride, gate_head_stride = gates
+    d = tl.arange(0, block_d)
+    mask = mask[:, None] & (d < dim)[None, :]
     if gated:
         gate_at = token[:, None] * gate_token_stride + head[:, None] * gate_head_stride + d[None, :]
         result = result * tl.sigmoid(tl.load(gate_ptr + gate_at, mask=mask, other=0.0).to(tl.float32))
     out_at = token[:, None] * out_token_stride + head[:, None] * out_head_stride + d[None, :]
     tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _merged(
+    workspace,
+    first,
+    splits,
+    r,
+    here,
+    kv_heads: tl.constexpr,
+    kept_rows: tl.constexpr,
+    merge_rows: tl.constexpr,
+    merge_splits: tl.constexpr,
+    block_d: tl.constexpr,
+):
+    """Rows r of a tile, added up over its splits."""
+    partial_ptr, stats_ptr = workspace
+    d = tl.arange(0, block_d)
+    top = tl.full([merge_rows], float("-inf"), tl.float32)
+    total = tl.zeros([merge_rows], tl.float32)
+    acc = tl.zeros([merge_rows, block_d], tl.float32)
+    for j0 in range(0, splits, merge_splits):
+        j = j0 + tl.arange(0, merge_splits)
+        at = (first + j * kv_heads).to(tl.int64)[:, None] * kept_rows + r[None, :]
+        kept = (j < splits)[:, None] & here[None, :]
+        j_top = tl.load(stats_ptr + at * 2, mask=kept, other=float("-inf"), cache_modifier=".cg")
+        j_total = tl.load(stats_ptr + at * 2 + 1, mask=kept, other=0.0, cache_modifier=".cg")
+        j_acc = tl.load(
+            partial_ptr + at[:, :, None] * block_d + d[None, None, :],
+            mask=kept[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_top = tl.maximum(top, tl.max(j_top, 0))
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        fade = tl.exp2(top - shift)
+        j_fade = tl.exp2(j_top - shift[None, :])
+        total = total * fade + tl.sum(j_total * j_fade, 0)
+        acc = acc * fade[:, None] + tl.sum(j_acc * j_fade[:, :, None], 0)
+        top = new_top
+    return acc / total[:, None]
 
 
 # A variant of the kernel for every length of a list or place in it would be compiled otherwise.
@@ -197,7 +206,6 @@ def _paged_attention(
     block_d: tl.constexpr,
     block_extra: tl.constexpr,
     least_split: tl.constexpr,
-    split_step: tl.constexpr,
     merge_rows: tl.constexpr,
     merge_splits: tl.constexpr,
     shared: tl.constexpr,
@@ -214,14 +222,16 @@ def _paged_attention(
     q_begin = tl.load(q_indptr_ptr + n, mask=there, other=0)
     q_end = tl.load(q_indptr_ptr + n + 1, mask=there, other=0)
     kv_len = tl.load(kv_lens_ptr + n, mask=there, other=0)
-    tiles = _cdiv((q_end - q_begin) * group, block_m)
-    split = _split_of(kv_len, tiles, kv_heads, wave, least_split, split_step)
-    splits_of_row = _cdiv(kv_len, split)
+    tiles = cdiv((q_end - q_begin) * group, block_m)
+    split = split_of(kv_len, tiles, kv_heads, wave, least_split)
+    splits_of_row = cdiv(kv_len, split)
     units = tiles * splits_of_row
     ends = tl.cumsum(units, 0)
     all_units = tl.sum(units, 0)
     kept = tl.where(splits_of_row > 1, units, 0)  # units with a place in the workspace
 
+    output = (out_ptr, out_token_stride, out_head_stride)
+    gates = (gate_ptr, gate_token_stride, gate_head_stride)
     d = tl.arange(0, block_d)
     e = tl.arange(0, block_extra)
     m = tl.arange(0, block_m)
@@ -236,8 +246,8 @@ def _paged_attention(
         tokens = tl.load(q_indptr_ptr + row + 1) - row_begin
         length = tl.load(kv_lens_ptr + row)
         table_ptr = page_ids_ptr + tl.load(page_indptr_ptr + row)
-        row_split = _split_of(length, _cdiv(tokens * group, block_m), kv_heads, wave, least_split, split_step)
-        row_splits = _cdiv(length, row_split)
+        row_split = split_of(length, cdiv(tokens * group, block_m), kv_heads, wave, least_split)
+        row_splits = cdiv(length, row_split)
         tile = unit_in_row // row_splits
         which = unit_in_row % row_splits
 
@@ -248,7 +258,7 @@ def _paged_attention(
         last = tl.minimum((tile * block_m + block_m - 1) // group, tokens - 1)
         visible = length - tokens + last + 1  # keys that the tile sees
         everywhere = length - tokens + tile * block_m // group + 1  # keys that each of its rows sees
-        splits = _cdiv(visible, row_split)
+        splits = cdiv(visible, row_split)
         if which < splits:
             token = (row_begin + local).to(tl.int64)
             head = kv_head * group + rows % group
@@ -259,88 +269,33 @@ def _paged_attention(
                 q_extra = tl.load(
                     q_ptr + q_at + dim + e[None, :], mask=valid[:, None] & (e < extra_dim)[None, :], other=0.0
                 )
-            k_head_ptr = k_ptr + kv_head * head_stride
-            v_head_ptr = v_ptr + kv_head * head_stride
+            head_at = kv_head * head_stride
+            pages = (k_ptr + head_at, v_ptr + head_at, table_ptr, page_stride, token_stride)
             begin = which * row_split
             end = tl.minimum(begin + row_split, visible)
-            middle = tl.minimum(begin + tl.maximum(everywhere - begin, 0) // block_n * block_n, end)
-            middle = begin + (middle - begin) // block_n * block_n
+            middle = begin + tl.maximum(tl.minimum(everywhere, end) - begin, 0) // block_n * block_n
 
             keys = begin + tl.arange(0, block_n)
-            page = tl.load(table_ptr + keys // page_size, mask=keys < end, other=0)
-            top = tl.full([block_m], float("-inf"), tl.float32)
-            total = tl.zeros([block_m], tl.float32)
-            acc = tl.zeros([block_m, block_d], tl.float32)
+            state = (
+                tl.full([block_m], float("-inf"), tl.float32),
+                tl.zeros([block_m], tl.float32),
+                tl.zeros([block_m, block_d], tl.float32),
+                tl.load(table_ptr + keys // page_size, mask=keys < end, other=0),
+            )
             for start in range(begin, middle, block_n):
-                top, total, acc, page = _attend_block(
-                    q,
-                    q_extra,
-                    top,
-                    total,
-                    acc,
-                    page,
-                    k_head_ptr,
-                    v_head_ptr,
-                    table_ptr,
-                    start,
-                    end,
-                    limit,
-                    scale,
-                    page_stride,
-                    token_stride,
-                    page_size,
-                    dim,
-                    extra_dim,
-                    block_n,
-                    block_d,
-                    block_extra,
-                    shared,
-                    False,
-                    precision,
-                )
+                state = _attend_block(
+                    (q, q_extra), state, pages, start, end, limit, scale, page_size, dim, extra_dim, block_n,
+                    block_d, block_extra, shared, False, precision,
+                )  # fmt: skip
             for start in range(middle, end, block_n):
-                top, total, acc, page = _attend_block(
-                    q,
-                    q_extra,
-                    top,
-                    total,
-                    acc,
-                    page,
-                    k_head_ptr,
-                    v_head_ptr,
-                    table_ptr,
-                    start,
-                    end,
-                    limit,
-                    scale,
-                    page_stride,
-                    token_stride,
-                    page_size,
-                    dim,
-                    extra_dim,
-                    block_n,
-                    block_d,
-                    block_extra,
-                    shared,
-                    True,
-                    precision,
-                )
+                state = _attend_block(
+                    (q, q_extra), state, pages, start, end, limit, scale, page_size, dim, extra_dim, block_n,
+                    block_d, block_extra, shared, True, precision,
+                )  # fmt: skip
+            top, total, acc, _ = state
 
             if splits == 1:
-                _write(
-                    out_ptr,
-                    gate_ptr,
-                    acc / total[:, None],
-                    token,
-                    head,
-                    d,
-                    valid[:, None] & (d < dim)[None, :],
-                    out_token_stride,
-                    out_head_stride,
-                    gate_token_stride,
-                    gate_head_stride,
-                    gated,
-                )
+                _write(output, gates, acc / total[:, None], token, head, valid, dim, block_d, gated)
             else:
                 # Places in the workspace: one a unit and KV head; a tile's counter is at its first unit.
                 first = (kept_before + unit_in_row - which) * kv_heads + kv_head
@@ -356,85 +311,14 @@ def _paged_attention(
                     left = tl.minimum(tokens * group - tile * block_m, block_m)
                     for r0 in range(0, left, merge_rows):
                         r = r0 + tl.arange(0, merge_rows)
-                        here = r < left
-                        r_top = tl.full([merge_rows], float("-inf"), tl.float32)
-                        r_total = tl.zeros([merge_rows], tl.float32)
-                        r_acc = tl.zeros([merge_rows, block_d], tl.float32)
-                        for j0 in range(0, splits, merge_splits):
-                            j = j0 + tl.arange(0, merge_splits)
-                            at = (first + j * kv_heads).to(tl.int64)[:, None] * kept_rows + r[None, :]
-                            was_kept = (j < splits)[:, None] & here[None, :]
-                            j_top = tl.load(
-                                stats_ptr + at * 2, mask=was_kept, other=float("-inf"), cache_modifier=".cg"
-                            )
-                            j_total = tl.load(
-                                stats_ptr + at * 2 + 1, mask=was_kept, other=0.0, cache_modifier=".cg"
-                            )
-                            j_acc = tl.load(
-                                partial_ptr + at[:, :, None] * block_d + d[None, None, :],
-                                mask=was_kept[:, :, None],
-                                other=0.0,
-                                cache_modifier=".cg",
-                            )
-                            new_top = tl.maximum(r_top, tl.max(j_top, 0))
-                            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-                            r_fade = tl.exp2(r_top - shift)
-                            j_fade = tl.exp2(j_top - shift[None, :])
-                            r_total = r_total * r_fade + tl.sum(j_total * j_fade, 0)
-                            r_acc = r_acc * r_fade[:, None] + tl.sum(j_acc * j_fade[:, :, None], 0)
-                            r_top = new_top
+                        result = _merged(
+                            (partial_ptr, stats_ptr), first, splits, r, r < left, kv_heads, kept_rows,
+                            merge_rows, merge_splits, block_d,
+                        )  # fmt: skip
                         r_rows = tile * block_m + r
-                        _write(
-                            out_ptr,
-                            gate_ptr,
-                            r_acc / r_total[:, None],
-                            (row_begin + r_rows // group).to(tl.int64),
-                            kv_head * group + r_rows % group,
-                            d,
-                            here[:, None] & (d < dim)[None, :],
-                            out_token_stride,
-                            out_head_stride,
-                            gate_token_stride,
-                            gate_head_stride,
-                            gated,
-                        )
-
-
-class Workspace(NamedTuple):
-    """Where the splits of a tile meet. `partial` and `stats`, fp32, may hold anything; `counters`, int32, are
-    zero between launches."""
-
-    partial: Tensor
-    stats: Tensor
-    counters: Tensor
-
-    @classmethod
-    def of(cls, floats: int, device: torch.device | str) -> Workspace:
-        """Room for `floats` numbers of partial sums, of rows no shorter than LEAST_DOT."""
-        rows = -(-floats // LEAST_DOT)
-        return cls(
-            torch.empty(floats, dtype=torch.float32, device=device),
-            torch.empty(2 * rows, dtype=torch.float32, device=device),
-            torch.zeros(rows, dtype=torch.int32, device=device),
-        )
-
-
-def most_units(spans: int, tokens: int, group: int, kv_heads: int, rows: int, wave: int) -> int:
-    """No fewer than the units, over all KV heads, of `spans` spans with `tokens` tokens together.
-
-    A span of t tiles has at most wave / (t · kv_heads) + 1 splits."""
-    return kv_heads * (tokens * group // rows + spans) + spans * wave
-
-
-def kept_floats(
-    spans: int, group: int, dim: int, kv_heads: int, rows: int, wave: int, *, decode: bool
-) -> int:
-    """Numbers of partial sums that `spans` spans may leave. Only a span whose tiles are fewer than `wave` is
-    split, so its units are fewer than 2 · wave; a decode row has one tile a KV head."""
-    width = max(LEAST_DOT, triton.next_power_of_2(dim))
-    if decode:
-        return spans * (wave + kv_heads * -(-group // rows)) * min(group, rows) * width
-    return spans * 2 * wave * rows * width
+                        r_token = (row_begin + r_rows // group).to(tl.int64)
+                        r_head = kv_head * group + r_rows % group
+                        _write(output, gates, result, r_token, r_head, r < left, dim, block_d, gated)
 
 
 def attend_pages(
@@ -518,7 +402,6 @@ def attend_pages(
         block_d=block_d,
         block_extra=max(LEAST_DOT, triton.next_power_of_2(extra)) if extra else LEAST_DOT,
         least_split=tiles.least_split,
-        split_step=SPLIT_STEP,
         merge_rows=merge_rows,
         merge_splits=merge_splits,
         shared=v is k,

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from denim.layers.kernels.paged_attention import Tiles, Workspace, attend_pages, kept_floats, most_units
+from denim.layers.kernels.paged_attention import Tiles, attend_pages
+from denim.layers.kernels.split_keys import Workspace, kept_floats, most_units
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = 4
