@@ -6,7 +6,7 @@ for scalar and for vector decay. Knows slots and the chunk table; must not know 
 A program keeps some rows of one head's state S [d_v, d_k] in registers and walks over chunks. All products
 have those rows on the left, and tokens as columns:
 
-    R = S (e^G K)^T        U = (V^T - R) T^T        with T = (I + A)^-1 diag(beta)
+    R = S (e^G K)^T        U = V^T T^T - R T^T        with T = (I + A)^-1 diag(beta)
     O = S (e^G Q)^T + U M^T
     S = S diag(e^{G_C}) + U (e^{G_C - G} K)
 
@@ -34,6 +34,8 @@ from denim.recurrence.chunk_table import ChunkTable
 
 # The table's tensors are views at any offset; compiling once for each alignment of theirs would gain nothing.
 TABLE = ["chunks_ptr", "first_chunk_ptr", "cu_seqlens_ptr", "slot_in_ptr", "slot_out_ptr", "save_ptr"]
+
+SEARCH = tl.constexpr(128)  # chunks that are searched at once for the next state to save
 
 
 class ChunkTerms(NamedTuple):
@@ -63,6 +65,15 @@ class PassPlan(NamedTuple):
     warps: int
     stages: int
     span: int
+
+
+@triton.jit
+def _values_of(chunk, chunks_ptr, column_ptr, stride, token, mask):
+    """[tokens, rows] of the values of a chunk."""
+    first = tl.load(chunks_ptr + chunk * 3 + 1).to(tl.int64)
+    live = token < tl.load(chunks_ptr + chunk * 3 + 2)
+    tile = column_ptr[None, :] + (first * stride + token[:, None] * stride)
+    return tl.load(tile, mask=live[:, None] & mask[None, :], other=0.0)
 
 
 @triton.jit(do_not_specialize=["span"], do_not_specialize_on_alignment=TABLE)
@@ -145,64 +156,72 @@ def _walk(
     token = tl.arange(0, size)
     square = token[:, None] * size + token[None, :]
     key_tile = token[:, None] * key_stride + channel[None, :]
+    value_column = values_ptr + head * value_dim + row
+    takes_values = row_mask & (not of_map)
     place = begin.to(tl.int64) * heads + head
-    for chunk in tl.range(begin, end, num_stages=stages):
-        first = tl.load(chunks_ptr + chunk * 3 + 1).to(tl.int64)
-        live = token < tl.load(chunks_ptr + chunk * 3 + 2)
-        if since_ptr is None:
-            at = place * (size * key_dim)
-            key_mask = channel_mask[None, :]
-        else:
-            at = first * key_stride + (head // group) * key_dim
-            key_mask = live[:, None] & channel_mask[None, :]
-        keys = tl.load(keys_ptr + at + key_tile, mask=key_mask, other=0.0)
-        value_mask = live[:, None] & (row_mask & (not of_map))[None, :]
-        value_tile = token[:, None] * value_stride + row[None, :]
-        values = tl.load(
-            values_ptr + first * value_stride + head * value_dim + value_tile, mask=value_mask, other=0.0
-        )
-        solve = tl.load(solve_ptr + place * (size * size) + square)
-
-        operand = state.to(dtype)
-        read = tl.dot(operand, tl.trans(keys), input_precision=precision)
-        if since_ptr is not None:
-            since = tl.load(since_ptr + place * size + token)
-            read *= since[None, :]
-        wrong = tl.trans(values).to(tl.float32) - read
-        written = tl.dot(wrong.to(dtype), tl.trans(solve), input_precision=precision)
-        if outputs:
-            queries = tl.load(queries_ptr + at + key_tile, mask=key_mask, other=0.0)
-            scores = tl.load(scores_ptr + place * (size * size) + square)
-            out = tl.dot(operand, tl.trans(queries), input_precision=precision)
-            if since_ptr is not None:
-                out *= (since * scale)[None, :]
-            else:
-                out *= scale
-            out = tl.dot(written.to(dtype), tl.trans(scores), acc=out, input_precision=precision)
-            out_at = out_ptr + first * (heads * value_dim) + head * value_dim
-            tl.store(
-                out_at + token[:, None] * (heads * value_dim) + row[None, :],
-                tl.trans(out).to(out_ptr.dtype.element_ty),
-                mask=value_mask,
-            )
-        if since_ptr is None:
-            left = tl.load(left_ptr + place * key_dim + channel, mask=channel_mask, other=0.0)
-            state *= left[None, :]
-            later = tl.load(later_ptr + at + key_tile, mask=key_mask, other=0.0)
-            state = tl.dot(written.to(dtype), later, acc=state, input_precision=precision)
-        else:
-            until = tl.load(until_ptr + place * size + token)
-            state *= tl.load(since_ptr + place * size + size - 1)
-            written *= until[None, :]
-            state = tl.dot(written.to(dtype), keys, acc=state, input_precision=precision)
+    piece = begin
+    while piece < end:
+        stop = end
         if save_ptr is not None and outputs:
-            save = tl.load(save_ptr + chunk)
-            tl.store(
-                head_state + save * state_stride + tile,
-                state.to(state_ptr.dtype.element_ty),
-                mask=mask & (save >= 0),
-            )
-        place += heads
+            reach = piece + tl.arange(0, SEARCH)
+            marks = tl.load(save_ptr + reach, mask=reach < end, other=-1)
+            stop = tl.minimum(tl.min(tl.where(marks >= 0, reach + 1, piece + SEARCH), 0), end)
+        ahead = _values_of(piece, chunks_ptr, value_column, value_stride, token, takes_values)
+        for chunk in tl.range(piece, stop, num_stages=stages):
+            first = tl.load(chunks_ptr + chunk * 3 + 1).to(tl.int64)
+            live = token < tl.load(chunks_ptr + chunk * 3 + 2)
+            if since_ptr is None:
+                at = place * (size * key_dim)
+                key_mask = channel_mask[None, :]
+            else:
+                at = first * key_stride + (head // group) * key_dim
+                key_mask = live[:, None] & channel_mask[None, :]
+            keys = tl.load(keys_ptr + at + key_tile, mask=key_mask, other=0.0)
+            # Fetched a chunk ahead by hand: two tiles of them in shared memory would leave room for one program
+            # less on a multiprocessor.
+            values = ahead
+            following = tl.minimum(chunk + 1, stop - 1)
+            ahead = _values_of(following, chunks_ptr, value_column, value_stride, token, takes_values)
+            solve = tl.load(solve_ptr + place * (size * size) + square)
+
+            operand = state.to(dtype)
+            read = tl.dot(operand, tl.trans(keys), input_precision=precision)
+            if since_ptr is not None:
+                since = tl.load(since_ptr + place * size + token)
+                read *= since[None, :]
+            written = tl.dot(tl.trans(values), tl.trans(solve), input_precision=precision)
+            written = tl.dot((-read).to(dtype), tl.trans(solve), acc=written, input_precision=precision)
+            if outputs:
+                queries = tl.load(queries_ptr + at + key_tile, mask=key_mask, other=0.0)
+                scores = tl.load(scores_ptr + place * (size * size) + square)
+                out = tl.dot(operand, tl.trans(queries), input_precision=precision)
+                if since_ptr is not None:
+                    out *= (since * scale)[None, :]
+                else:
+                    out *= scale
+                out = tl.dot(written.to(dtype), tl.trans(scores), acc=out, input_precision=precision)
+                out_at = out_ptr + first * (heads * value_dim) + head * value_dim
+                tl.store(
+                    out_at + token[:, None] * (heads * value_dim) + row[None, :],
+                    tl.trans(out).to(out_ptr.dtype.element_ty),
+                    mask=live[:, None] & row_mask[None, :],
+                )
+            if since_ptr is None:
+                left = tl.load(left_ptr + place * key_dim + channel, mask=channel_mask, other=0.0)
+                state *= left[None, :]
+                later = tl.load(later_ptr + at + key_tile, mask=key_mask, other=0.0)
+                state = tl.dot(written.to(dtype), later, acc=state, input_precision=precision)
+            else:
+                until = tl.load(until_ptr + place * size + token)
+                state *= tl.load(since_ptr + place * size + size - 1)
+                written *= until[None, :]
+                state = tl.dot(written.to(dtype), keys, acc=state, input_precision=precision)
+            place += heads
+        if save_ptr is not None and outputs:
+            save = tl.load(save_ptr + stop - 1)
+            saved = head_state + save * state_stride + tile
+            tl.store(saved, state.to(state_ptr.dtype.element_ty), mask=mask & (save >= 0))
+        piece = stop
 
     if outputs:
         slot = tl.load(slot_out_ptr + sequence)
@@ -357,7 +376,7 @@ def delta_pass(
 
     if segments > 1:
         walk(outputs=False)
-        join_rows = 16
+        join_rows = 16  # the least that tensor cores multiply: as many programs as there can be
         join_blocks = triton.cdiv(value_dim, join_rows)
         _join[(heads * join_blocks, sequences)](
             table.first_chunk,
@@ -370,8 +389,8 @@ def delta_pass(
             block_k=block_k,
             rows=join_rows,
             row_blocks=join_blocks,
-            precision="ieee" if precision == "ieee" else "tf32x3",
-            num_warps=4,
+            precision=precision,
+            num_warps=8,
         )
     walk(outputs=True)
     return out

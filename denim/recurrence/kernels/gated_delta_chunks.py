@@ -1,11 +1,9 @@
 """Prefill of Gated DeltaNet by chunks: gates, the matrices inside each chunk, and the pass over the chunks.
 
-Owns, for scalar decay, step 3 of `denim.recurrence.gated_delta`: one program a chunk and key head makes what
-all its value heads share (K K^T and Q K^T) once, and for each of them the gates, A, (I + A)^-1 diag(beta) and
-the scores M. Knows the layout of the convolved rows; the walk from chunk to chunk is `delta_pass`.
-
-Every exponent is a sum of log-decays, so <= 0. Sums are made in float64 and kept as two numbers, as
-`denim.recurrence.decay` says.
+Owns, for scalar decay, step 3 of `denim.recurrence.gated_delta`: one program a chunk and value head makes the
+gates, A, (I + A)^-1 diag(beta) and the scores M. Knows the layout of the convolved rows; the walk from chunk
+to chunk is `delta_pass`. Every exponent is a sum of log-decays, so <= 0; exponentials are powers of 2, which
+GPUs have an instruction for.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from denim.recurrence.kernels.delta_pass import (
 )
 from denim.recurrence.kernels.triangular import inverse_of_unit_lower
 
+LOG2E = tl.constexpr(1.4426950408889634)
 SOFTPLUS_LINEAR = 20.0  # above it softplus(x) = x in fp32
 
 
@@ -46,7 +45,7 @@ def _inside(
     until_ptr,
     scale,
     beta_limit,
-    key_heads: tl.constexpr,
+    heads: tl.constexpr,
     group: tl.constexpr,
     key_dim: tl.constexpr,
     size: tl.constexpr,
@@ -55,8 +54,9 @@ def _inside(
     linear: tl.constexpr,
     precision: tl.constexpr,
 ):
-    chunk = (tl.program_id(0) // key_heads).to(tl.int64)
-    key_head = tl.program_id(0) % key_heads
+    place = tl.program_id(0).to(tl.int64)
+    chunk = place // heads
+    head = tl.program_id(0) % heads
     if tl.load(chunks_ptr + chunk * 3) < 0:
         return
     first = tl.load(chunks_ptr + chunk * 3 + 1).to(tl.int64)
@@ -64,41 +64,42 @@ def _inside(
     live = token < tl.load(chunks_ptr + chunk * 3 + 2)
     channel = tl.arange(0, block_k)
     mask = live[:, None] & (channel < key_dim)[None, :]
-    queries = (
-        rows_ptr + first * row_stride + key_head * key_dim + token[:, None] * row_stride + channel[None, :]
-    )
-    q = tl.load(queries, mask=mask, other=0.0)
-    k = tl.load(queries + key_heads * key_dim, mask=mask, other=0.0)
-    kk = tl.dot(k, tl.trans(k), input_precision=precision)
-    qk = tl.dot(q, tl.trans(k), input_precision=precision) * scale
+    tile = token[:, None] * row_stride + channel[None, :]
+    query_row = rows_ptr + first * row_stride + (head // group) * key_dim
+    q = tl.load(query_row + tile, mask=mask, other=0.0)
+    k = tl.load(query_row + (heads // group) * key_dim + tile, mask=mask, other=0.0)
 
-    square = token[:, None] * size + token[None, :]
-    later = token[:, None] >= token[None, :]
-    for i in tl.static_range(group):
-        head = key_head * group + i
-        place = chunk * (key_heads * group) + head
-        gate = (first + token) * gate_stride + head
-        a = tl.load(a_ptr + gate, mask=live, other=0.0).to(tl.float32)
-        a += tl.load(dt_bias_ptr + head).to(tl.float32)
-        softplus = tl.where(a > linear, a, tl.log(1.0 + tl.exp(tl.minimum(a, linear))))
-        log_decay = tl.maximum(-tl.exp(tl.load(a_log_ptr + head)) * softplus, least)
-        log_decay = tl.where(live, log_decay, 0.0)
-        b = tl.load(b_ptr + gate, mask=live, other=0.0).to(tl.float32)
-        beta = tl.where(live, beta_limit * tl.sigmoid(b), 0.0)
-
+    gate = (first + token) * gate_stride + head
+    a = tl.load(a_ptr + gate, mask=live, other=0.0).to(tl.float32)
+    b = tl.load(b_ptr + gate, mask=live, other=0.0).to(tl.float32)
+    a += tl.load(dt_bias_ptr + head).to(tl.float32)
+    softplus = tl.where(a > linear, a, tl.log(1.0 + tl.exp(tl.minimum(a, linear))))
+    log_decay = tl.maximum(-tl.exp(tl.load(a_log_ptr + head)) * softplus, least)
+    log_decay = tl.where(live, log_decay * LOG2E, 0.0)
+    beta = tl.where(live, beta_limit * tl.sigmoid(b), 0.0)
+    if precision == "ieee":
+        # Two numbers a sum, see `denim.recurrence.decay`.
         exact = tl.cumsum(log_decay.to(tl.float64), 0)
-        total = tl.sum(log_decay.to(tl.float64), 0)
-        sums = exact.to(tl.float32)
-        rest = (exact - sums.to(tl.float64)).to(tl.float32)
-        tl.store(since_ptr + place * size + token, tl.exp(sums))
-        tl.store(until_ptr + place * size + token, tl.exp((total - exact).to(tl.float32)))
-        between = (sums[:, None] - sums[None, :]) + (rest[:, None] - rest[None, :])
-        decay = tl.exp(tl.where(later, between, float("-inf")))
-        tl.store(scores_ptr + place * (size * size) + square, (qk * decay).to(scores_ptr.dtype.element_ty))
-        lower = tl.where(token[:, None] > token[None, :], kk * decay * beta[:, None], 0.0)
-        inverse = inverse_of_unit_lower(lower, size, precision)
-        solve = inverse * beta[None, :]
-        tl.store(solve_ptr + place * (size * size) + square, solve.to(solve_ptr.dtype.element_ty))
+        until = (tl.sum(log_decay.to(tl.float64), 0) - exact).to(tl.float32)
+        since = exact.to(tl.float32)
+        rest = (exact - since.to(tl.float64)).to(tl.float32)
+        between = (since[:, None] - since[None, :]) + (rest[:, None] - rest[None, :])
+    else:
+        since = tl.cumsum(log_decay, 0)
+        until = tl.sum(log_decay, 0) - since
+        between = since[:, None] - since[None, :]
+    decay = tl.exp2(tl.minimum(between, 0.0))  # positive above the diagonal, where nothing is kept
+    tl.store(since_ptr + place * size + token, tl.exp2(since))
+    tl.store(until_ptr + place * size + token, tl.exp2(tl.minimum(until, 0.0)))
+
+    square = place * (size * size) + token[:, None] * size + token[None, :]
+    scores = tl.dot(q, tl.trans(k), input_precision=precision) * scale
+    scores = tl.where(token[:, None] >= token[None, :], scores * decay, 0.0)
+    tl.store(scores_ptr + square, scores.to(scores_ptr.dtype.element_ty))
+    lower = tl.dot(k, tl.trans(k), input_precision=precision) * beta[:, None]
+    lower = tl.where(token[:, None] > token[None, :], lower * decay, 0.0)
+    solve = inverse_of_unit_lower(lower, size, precision) * beta[None, :]
+    tl.store(solve_ptr + square, solve.to(solve_ptr.dtype.element_ty))
 
 
 def gated_delta_chunks(
@@ -137,7 +138,7 @@ def gated_delta_chunks(
     chunks = len(table.chunks)
     solve, scores = torch.empty(2, chunks, heads, size, size, dtype=rows.dtype, device=rows.device)
     since, until = torch.empty(2, chunks, heads, size, dtype=torch.float32, device=rows.device)
-    _inside[(chunks * key_heads,)](
+    _inside[(chunks * heads,)](
         rows,
         rows.stride(0),
         a,
@@ -152,7 +153,7 @@ def gated_delta_chunks(
         until,
         scale,
         beta_limit,
-        key_heads=key_heads,
+        heads=heads,
         group=heads // key_heads,
         key_dim=key_dim,
         size=size,
