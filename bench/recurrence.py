@@ -22,7 +22,7 @@ from bench.rules import delta_decode, delta_prefill, error_cases, errors, other_
 from bench.rules.clock import Floors, floors
 from bench.rules.tables import Row
 
-PEER_PACKAGES = ("fla-core", "flash-qla", "mamba-ssm")
+PEER_PACKAGES = ("fla-core", "flash-qla", "flashinfer-python", "mamba-ssm")
 
 SECTIONS: dict[str, Callable[[Floors], Iterator[Row]]] = {
     "decode": delta_decode.gated_delta_rows,

@@ -1,4 +1,4 @@
-"""Prefill of the delta rules by chunks beside peers, floors, and figures of peers that cannot be brought.
+"""Prefill of the delta rules by chunks beside peers and floors.
 
 Owns the inputs of these measurements. A sequence begins from a state and leaves one: Denim's in a slot, a
 peer's in tensors of its own.
@@ -7,6 +7,7 @@ peer's in tensors of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,10 +24,6 @@ from denim.recurrence.kernels.kimi_delta_chunks import kimi_delta_chunks
 LENGTHS = ((512, 1), (2048, 1), (8192, 1), (32768, 1), (2048, 16))  # tokens of a sequence, sequences
 CHUNK = 64
 MOST_SETS = 8
-
-# FlashInfer 0.7.4 on an H200 of the same kind (torch 2.11, CUDA 13, 2026-11-30), the better of its two
-# forms; its kernels need the CuTe DSL, which was not at hand for this run. Microseconds in order of LENGTHS.
-FLASHINFER_EARLIER = {(16, 16): (29, 80, 150, 438, 221), (16, 32): (29, 97, 228, 786, 412)}
 
 
 class Prompt(NamedTuple):
@@ -94,13 +91,13 @@ def delta_floor(floors: Floors, tokens: int, sequences: int, key_heads: int, val
 
 
 def gated_delta_rows(floors: Floors) -> Iterator[Row]:
-    """Denim, fla and FlashQLA; FlashInfer from an earlier run."""
+    """Denim, fla, FlashQLA, and FlashInfer with and without cutting sequences over the device."""
     for heads in HEADS:
-        for (tokens, sequences), earlier in zip(LENGTHS, FLASHINFER_EARLIER[heads], strict=True):
-            yield from _gated_delta(floors, prompt_of(tokens, sequences, *heads), tokens, earlier)
+        for tokens, sequences in LENGTHS:
+            yield from _gated_delta(floors, prompt_of(tokens, sequences, *heads), tokens)
 
 
-def _gated_delta(floors: Floors, prompt: Prompt, tokens: int, earlier: float) -> Iterator[Row]:
+def _gated_delta(floors: Floors, prompt: Prompt, tokens: int) -> Iterator[Row]:
     section, sequences, value_heads = "GDN prefill, µs", prompt.sequences, prompt.value_heads
     floor = delta_floor(floors, tokens, sequences, prompt.key_heads, value_heads)
     shape = f"{prompt.key_heads}/{value_heads} heads, {prompt_shape(tokens, sequences)}"
@@ -141,7 +138,17 @@ def _gated_delta(floors: Floors, prompt: Prompt, tokens: int, earlier: float) ->
             *(x[i].unsqueeze(0) for x in (q, k, v, *gates)), states[i], cu_seqlens
         )[0],
     )
-    yield Row(section, shape, "FlashInfer*", earlier, floor, "* measured earlier, not in this run")
+    alpha = prompt.log_decay.exp()
+    for name, split in (("FlashInfer", "auto"), ("FlashInfer, uncut", False)):
+        run = partial(_flashinfer, (q, k, v, alpha, prompt.beta), states, cu_seqlens, tokens, split)
+        yield row(name, run)
+
+
+def _flashinfer(
+    inputs: tuple[Tensor, ...], states: Tensor, cu_seqlens: Tensor, longest: int, split: str | bool, i: int
+) -> Tensor:
+    rows = (x[i] for x in inputs)
+    return peers.flashinfer_delta_prefill(*rows, states[i], cu_seqlens, longest, split)[0]
 
 
 def kimi_rows(floors: Floors) -> Iterator[Row]:

@@ -75,6 +75,9 @@ def _gated_delta(inputs: str, prompt: Prompt) -> Iterator[Error]:
         "Denim": denim,
         "fla": lambda: peers.fla_delta_prefill(q, k, v, *gates, begin, None),
         "FlashQLA": lambda: peers.flashqla_delta_prefill(q, k, v, *gates, begin, cu_seqlens),
+        "FlashInfer": lambda: peers.flashinfer_delta_prefill(
+            *(x[0] for x in (q, k, v, gates[0].exp(), gates[1])), begin, cu_seqlens, TOKENS, "auto"
+        ),
     }
     yield from compared("GDN prefill", inputs, reference, runs)
 

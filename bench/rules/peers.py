@@ -141,6 +141,26 @@ def flashqla_delta_prefill(
     )
 
 
+def flashinfer_delta_prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alpha: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    cu_seqlens: Tensor,
+    longest: int,
+    split: str | bool,
+) -> tuple[Tensor, Tensor]:
+    """Packed sequences without the leading 1: q [T, Hk, d]; alpha the decay itself. split: whether sequences
+    are cut over the device, "auto" as it likes."""
+    from flashinfer.gdn_prefill import chunk_gated_delta_rule
+
+    return chunk_gated_delta_rule(
+        q, k, v, alpha, beta, None, state, True, cu_seqlens, use_cp=split, max_seqlen=longest
+    )
+
+
 def fla_kimi_prefill(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:

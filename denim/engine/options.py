@@ -59,8 +59,9 @@ class EngineOptions:
     enforce_eager: no captured graphs of decode steps, which a CUDA device has otherwise.
     attention_backend: who attends over pages on a CUDA device: "flashinfer", "triton" or "torch"; "auto"
         takes the best that is there.
-    recurrence_backend: in which form the linear layers' rules run: "triton" or "torch"; "flashqla" or "fla"
-        for the prefill of Gated DeltaNet, what they cannot do staying with Triton; "auto" takes the fastest.
+    recurrence_backend: in which form the linear layers' rules run: "triton" or "torch"; "flashinfer",
+        "flashqla" or "fla" for the prefill of Gated DeltaNet, what they cannot do staying with Triton; "auto"
+        takes the fastest.
     debug: freed slots and pages are filled with NaN, and invariants are checked after every step.
     """
 

@@ -21,14 +21,15 @@ from denim.errors import ConfigError
 AUTO = "auto"
 TORCH = "torch"
 TRITON = "triton"
+FLASHINFER = "flashinfer"
 FLASHQLA = "flashqla"
 FLA = "fla"
 
-WISHES = (AUTO, TORCH, TRITON, FLASHQLA, FLA)
+WISHES = (AUTO, TORCH, TRITON, FLASHINFER, FLASHQLA, FLA)
 
-# Import names. FlashQLA's kernels are written in TileLang, fla's in Triton.
-PACKAGES = {TRITON: "triton", FLASHQLA: "flash_qla", FLA: "fla"}
-PEERS = (FLASHQLA, FLA)
+# Import names. FlashInfer's kernels are written in the CuTe DSL, FlashQLA's in TileLang, fla's in Triton.
+PACKAGES = {TRITON: "triton", FLASHINFER: "flashinfer", FLASHQLA: "flash_qla", FLA: "fla"}
+PEERS = (FLASHINFER, FLASHQLA, FLA)
 
 
 class DeltaPrefill(NamedTuple):
@@ -101,5 +102,5 @@ def can(peer: str, call: DeltaPrefill) -> bool:
         and not call.saves  # none writes a state inside a sequence to a slot
         and not call.captured  # they read the sequences' lengths on the host
         and call.dtype in (torch.bfloat16, torch.float16)  # float32 would be rounded to TF32
-        and (dims == (128, 128) if peer == FLASHQLA else max(dims) <= 256)
+        and (max(dims) <= 256 if peer == FLA else dims == (128, 128))
     )

@@ -8,7 +8,9 @@ from denim.recurrence import backend
 from denim.recurrence.backend import (
     AUTO,
     FLA,
+    FLASHINFER,
     FLASHQLA,
+    PEERS,
     TORCH,
     TRITON,
     DeltaPrefill,
@@ -45,7 +47,7 @@ def test_cuda_without_triton_runs_torch(none_installed):
     assert decode_backend("cuda") == prefill_backend("cuda") == TORCH
 
 
-@pytest.mark.parametrize("wish", [FLASHQLA, FLA])
+@pytest.mark.parametrize("wish", PEERS)
 def test_a_peer_that_is_wished_for_takes_prefill_alone(all_installed, wish):
     assert delta_prefill_backend(wish, CALL) == wish
     assert prefill_backend("cuda", wish) == TRITON  # rules that no peer has
@@ -62,10 +64,16 @@ def test_a_peer_that_is_wished_for_takes_prefill_alone(all_installed, wish):
         {"value_dim": 256},
     ],
 )
-def test_what_flashqla_cannot_do_goes_to_triton(all_installed, change):
+@pytest.mark.parametrize("peer", [FLASHINFER, FLASHQLA])
+def test_what_a_peer_cannot_do_goes_to_triton(all_installed, peer, change):
     call = CALL._replace(**change)
-    assert not can(FLASHQLA, call)
-    assert delta_prefill_backend(FLASHQLA, call) == TRITON
+    assert not can(peer, call)
+    assert delta_prefill_backend(peer, call) == TRITON
+
+
+def test_fla_takes_other_heads_too(all_installed):
+    assert can(FLA, CALL._replace(key_dim=64, value_dim=256))
+    assert not can(FLA, CALL._replace(key_dim=512))
 
 
 @pytest.mark.parametrize("wish", [AUTO, TRITON])
@@ -74,7 +82,7 @@ def test_without_a_wish_the_own_kernels_run(all_installed, wish):
 
 
 def test_a_wish_that_cannot_be_met_is_refused(none_installed):
-    for wish in (TRITON, FLASHQLA, FLA):
+    for wish in (TRITON, *PEERS):
         with pytest.raises(ConfigError, match=f"recurrence_backend='{wish}'.*not installed"):
             check_wish(wish, "cuda")
         with pytest.raises(ConfigError, match="needs a CUDA device"):

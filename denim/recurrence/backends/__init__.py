@@ -10,10 +10,11 @@ from importlib import import_module
 
 from torch import Tensor
 
-from denim.recurrence.backend import FLA, FLASHQLA, TRITON
+from denim.recurrence.backend import FLA, FLASHINFER, FLASHQLA, TRITON
 
 MODULES = {
     TRITON: "denim.recurrence.kernels.gated_delta_chunks",
+    FLASHINFER: "denim.recurrence.backends.flashinfer",
     FLASHQLA: "denim.recurrence.backends.flashqla",
     FLA: "denim.recurrence.backends.fla",
 }
