@@ -8,7 +8,7 @@ from denim.recurrence.backends import gated_delta_chunks_of
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.gated_delta import l2norm
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.gpu
 
 OFFSETS = [0, 5, 700, 701, 2000]
 SLOT_IN, SLOT_OUT = [-1, 2, 6, -1], [1, 3, 6, 4]
