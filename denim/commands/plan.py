@@ -105,10 +105,10 @@ def summary(name: str, values: dict[str, Any], devices: int) -> list[str]:
     device = values["device"]
     each = f" on each of {devices}" if devices > 1 else ""
     arena = values["arena_bytes"]
+    weights = f"FP8 blocks and {values['dtype']}" if values["fp8_blocks"] else values["dtype"]
     lines = [
         f"[bold]{name}[/]: {pattern_text(values['layers'])} layers, {count_text(values['parameters'])} "
-        f"parameters; weights in {values['dtype']}, KV in {values['kv_dtype']}, states in "
-        f"{values['state_dtype']}",
+        f"parameters; weights in {weights}, KV in {values['kv_dtype']}, states in {values['state_dtype']}",
         f"  {device['name']:11} {size_text(device['memory_bytes'])}{each}: "
         f"{size_text(values['weight_bytes'])} of weights, "
         f"{size_text(values['working_bytes'])} of working memory, arena {size_text(arena)} "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from denim.ledger.fp8_blocks import fp8_saving
 from denim.ledger.lengths import Lengths
 from denim.ledger.parameters import count_parameters
 from denim.ledger.peers import (
@@ -55,6 +56,7 @@ def plan_json(
             "sources": list(device.sources),
         },
         "weight_bytes": plan.weight_bytes,
+        "fp8_blocks": plan.device.fp8_blocks and fp8_saving(model) > 0,
         "working_bytes": plan.working_bytes,
         "arena_bytes": plan.arena_bytes,
         "slab_bytes": layout.slab_bytes,

@@ -94,6 +94,18 @@ def test_what_a_person_reads(
     assert "*" not in text
 
 
+@pytest.mark.parametrize(
+    ("device", "weights"), [("H200", "FP8 blocks and bfloat16"), ("CPU", "bfloat16")], ids=["H200", "CPU"]
+)
+def test_fp8_blocks_where_the_device_takes_them(
+    capsys: pytest.CaptureFixture[str], device: str, weights: str
+) -> None:
+    plan(CONFIGS / "qwen3_5_27b_fp8.json", device=device)
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"weights in {weights}, KV in bfloat16" in text
+    assert ("27.9 GiB of weights" in text) == (device == "H200")
+
+
 def test_a_family_that_a_peer_does_not_serve_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     plan(CONFIGS / "jamba-v0.1.json", compare=True)
     text = capsys.readouterr().out
