@@ -87,3 +87,40 @@ def test_seats_of_any_number_have_shapes(folder: Path) -> None:
         core = core_of(folder, max_num_seqs=seats)
         tokens = drive(core, {0: [4] * seats})
         assert len(tokens) == seats and all(len(row) == 12 for row in tokens)
+
+
+@pytest.mark.parametrize("together", [3, 5, 6, 7, 9, 17])
+def test_cg_04_numbers_of_rows_between_the_captured_ones(folder: Path, together: int) -> None:
+    """CG-04: rows are padded to the captured number; tokens are those of eager steps."""
+    arrivals = {0: list(range(20, 20 + together))}
+    assert drive(core_of(folder), arrivals) == drive(core_of(folder, enforce_eager=True), arrivals)
+
+
+def test_cg_05_cg_06_me_11_churn_at_the_most_requests(folder: Path) -> None:
+    """CG-05, CG-06, ME-11: every seat taken, requests leave and come, so that slots are permuted and padding
+    stands beside live requests that are not in the step. Tokens are those of eager steps one by one."""
+    arrivals = {step: [3 + step % 7, 40 + step] for step in range(0, 60, 2)} | {31: [900]}
+    crowded = {"max_num_seqs": 5, "memory": "100MiB"}
+    captured = core_of(folder, **crowded)
+    expected = drive(core_of(folder, **crowded, enforce_eager=True, async_scheduling=False), arrivals)
+    assert drive(captured, arrivals) == expected
+    assert captured.stats()["slots"]["used"] == 0
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_mt_04_five_hundred_overlapping_decode_steps(folder: Path, batch: int) -> None:
+    """MT-04: the tokens of steps that wait for each other, and memory that does not grow."""
+    params = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+    tokens, memory = [], []
+    for overlapped in (True, False):
+        core = core_of(folder, async_scheduling=overlapped)
+        ids = [core.add(prompt_of(30, n), params) for n in range(batch)]
+        outputs = [core.requests[request_id].output for request_id in ids]
+        for step in range(510):
+            if step in (100, 490):
+                memory.append(torch.cuda.memory_allocated())
+            core.step()
+        core.settle()
+        tokens.append([output.outputs[0].token_ids for output in outputs])
+    assert tokens[0] == tokens[1] and all(len(row) == 500 for row in tokens[0])
+    assert memory[1] < 1.01 * memory[0] and memory[3] < 1.01 * memory[2]
