@@ -16,12 +16,19 @@ from denim.recurrence.kernels.delta_tile import (
     Tiling,
     in_parts,
     key_channels,
+    load,
     outer,
-    parts_of,
     read,
     tile_offsets,
-    tiling_of,
 )
+
+# States of all rows from which the memory is busy whatever else: then whole rows of a state at a time.
+MANY_STATES = 2048
+
+
+def tiling_of(states: int) -> Tiling:
+    """For so many states [d_v, d_k] of all rows together, as measured on an H200."""
+    return Tiling(8, 1, inner=64) if states < MANY_STATES else Tiling(16, 2, inner=128)
 
 
 @triton.jit
@@ -44,6 +51,7 @@ def _rule_step(
     parts: tl.constexpr,
     inner: tl.constexpr,
     tile_rows: tl.constexpr,
+    splits: tl.constexpr,
 ):
     value_head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
@@ -51,25 +59,26 @@ def _rule_step(
     value_heads: tl.constexpr = key_heads * group
     k_at = tl.arange(0, parts * inner)
     v_at = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
-    k_mask = k_at < key_dim
-    v_mask = v_at < value_dim
+    exact: tl.constexpr = parts * inner == key_dim and splits * tile_rows == value_dim
+    k_mask = None if exact else k_at < key_dim
+    v_mask = None if exact else v_at < value_dim
     key_row = (row * key_heads + value_head // group) * key_dim + k_at
     value_row = row * value_heads + value_head
-    q = tl.load(q_ptr + key_row, mask=k_mask, other=0.0).to(tl.float32)
-    k = tl.load(k_ptr + key_row, mask=k_mask, other=0.0).to(tl.float32)
-    v = tl.load(v_ptr + value_row * value_dim + v_at, mask=v_mask, other=0.0).to(tl.float32)
+    q = load(q_ptr + key_row, k_mask).to(tl.float32)
+    k = load(k_ptr + key_row, k_mask).to(tl.float32)
+    v = load(v_ptr + value_row * value_dim + v_at, v_mask).to(tl.float32)
     beta = tl.load(beta_ptr + value_row).to(tl.float32)
     if vector_decay:
-        log_decay = tl.load(log_decay_ptr + value_row * key_dim + k_at, mask=k_mask, other=0.0)
+        log_decay = load(log_decay_ptr + value_row * key_dim + k_at, k_mask)
     else:
         log_decay = tl.load(log_decay_ptr + value_row)
     if slot < 0:
         return
     key_tile = key_channels(parts, inner)
     tile = tile_offsets(v_at, key_tile, key_dim)
-    tile_mask = v_mask[:, None, None] & (key_tile < key_dim)
+    tile_mask = None if exact else (v_at < value_dim)[:, None, None] & (key_tile < key_dim)
     state = state_ptr + slot * state_stride + value_head * (value_dim * key_dim) + tile
-    s = tl.load(state, mask=tile_mask, other=0.0).to(tl.float32)
+    s = load(state, tile_mask).to(tl.float32)
     qk = tl.sum(q * k, 0)
     decay = tl.exp(log_decay.to(tl.float32))
     if vector_decay:
@@ -77,11 +86,15 @@ def _rule_step(
     q = in_parts(q, parts, inner)
     k = in_parts(k, parts, inner)
     # Both reads from the state as it was, so that neither waits for the other: S q = S' q + u (k . q).
-    u = beta * (v - read(s, k * decay))
-    o = (read(s, q * decay) + u * qk) * scale
+    if vector_decay:
+        u = beta * (v - read(s, k * decay))
+        o = (read(s, q * decay) + u * qk) * scale
+    else:
+        u = beta * (v - read(s, k) * decay)
+        o = (read(s, q) * decay + u * qk) * scale
     s = s * decay + outer(u, k)
     tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
-    tl.store(state, s.to(state_ptr.dtype.element_ty), mask=tile_mask)
+    tl.store(state, s.to(state_ptr.dtype.element_ty), mask=tile_mask, cache_modifier=".cs")
     tl.store(out_ptr + value_row * value_dim + v_at, o.to(out_ptr.dtype.element_ty), mask=v_mask)
 
 
@@ -105,10 +118,10 @@ def delta_rule_step(
     rows, key_heads, key_dim = k.shape
     _, value_heads, value_dim, _ = state.shape
     assert all(t.is_contiguous() for t in (q, k, v, log_decay, beta, state[0]))
-    tiling = tiling or tiling_of(rows * value_heads, value_dim)
-    parts, inner = parts_of(key_dim)
+    tiling = (tiling or tiling_of(rows * value_heads)).within(value_dim)
+    parts, inner = tiling.parts(key_dim)
     out = torch.empty_like(v)
-    _rule_step[(triton.cdiv(value_dim, tiling.rows), value_heads, rows)](
+    _rule_step[(tiling.splits(value_dim), value_heads, rows)](
         q,
         k,
         v,
@@ -127,6 +140,7 @@ def delta_rule_step(
         parts=parts,
         inner=inner,
         tile_rows=tiling.rows,
+        splits=tiling.splits(value_dim),
         num_warps=tiling.warps,
     )
     return out

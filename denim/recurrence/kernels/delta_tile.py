@@ -16,33 +16,40 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-# Channels side by side in a tile: 32 in fp32 are 128 bytes, eight threads with 16 bytes each.
-INNER = 32
-
 
 class Tiling(NamedTuple):
-    """How a state is spread: `rows` of its d_v rows for a program of `warps` warps. Powers of two."""
+    """How states are spread. Powers of two.
+
+    A tile is `rows` rows of a state, with `inner` channels side by side; a program of `warps` warps takes
+    `tiles` of them one after the other.
+    """
 
     rows: int
     warps: int
+    tiles: int = 1
+    inner: int = 32
 
+    def parts(self, key_dim: int) -> tuple[int, int]:
+        """(parts, inner) of a vector over d_k, padded to a power of two."""
+        padded = triton.next_power_of_2(key_dim)
+        inner = min(padded, self.inner)
+        return padded // inner, inner
 
-def tiling_of(heads: int, value_dim: int) -> Tiling:
-    """The tiling for `heads` states of all rows together.
+    def within(self, value_dim: int) -> Tiling:
+        """The same with no more rows than d_v has."""
+        padded = triton.next_power_of_2(value_dim)
+        rows = min(self.rows, padded)
+        return self._replace(rows=rows, tiles=min(self.tiles, padded // rows))
 
-    Few heads: as many programs as keep the chip's memory busy. Many: tiles large enough that what all
-    programs of a head read (its q and k) stays small beside them.
-    """
-    rows = 8 if heads <= 64 else 16 if heads <= 256 else 32
-    rows = min(rows, triton.next_power_of_2(value_dim))
-    return Tiling(rows, 1 if rows <= 8 else 2 if rows <= 16 else 4)
+    def whole(self, value_dim: int) -> Tiling:
+        """The same with as many tiles as a state has."""
+        padded = triton.next_power_of_2(value_dim)
+        rows = min(self.rows, padded)
+        return self._replace(rows=rows, tiles=padded // rows)
 
-
-def parts_of(key_dim: int) -> tuple[int, int]:
-    """(parts, inner) of a vector over d_k, padded to a power of two."""
-    padded = triton.next_power_of_2(key_dim)
-    inner = min(padded, INNER)
-    return padded // inner, inner
+    def splits(self, value_dim: int) -> int:
+        """Programs that share a state."""
+        return triton.cdiv(value_dim, self.rows * self.tiles)
 
 
 @triton.jit
@@ -60,6 +67,15 @@ def tile_offsets(v_at, k_at, key_dim: tl.constexpr):
     else follows from that: what a thread loads at once lies along inner.
     """
     return tl.max_contiguous(v_at[:, None, None] * key_dim + k_at, [2, 1, k_at.shape[2]])
+
+
+@triton.jit
+def load(ptr, mask):
+    """What lies at `ptr`, zeros outside of `mask`; None: all of it, which saves preparing the zeros."""
+    if mask is None:
+        return tl.load(ptr)
+    else:
+        return tl.load(ptr, mask=mask, other=0.0)
 
 
 @triton.jit

@@ -10,8 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from denim.recurrence.deferred import Ring
-from denim.recurrence.kernels.delta_tile import key_channels, parts_of, tile_offsets, tiling_of
-from denim.recurrence.kernels.update_ring import ring_arguments, written
+from denim.recurrence.kernels.delta_tile import Tiling, key_channels, tile_offsets
+from denim.recurrence.kernels.update_ring import ring_arguments, with_records
+
+TILING = Tiling(16, 2, inner=128)
 
 
 @triton.jit
@@ -48,16 +50,25 @@ def _flush(
     tile = value_head * (value_dim * key_dim) + tile_offsets(v_at, k_at, key_dim)
     mask = (v_at < value_dim)[:, None, None] & (k_at < key_dim)
     state = state_ptr + slot * state_stride + tile
-    log_decay = 0.0
+    keys = ring_keys_ptr + slot * ring_keys_stride + (value_head // group) * key_dim
+    updates = ring_updates_ptr + slot * ring_updates_stride + value_head * value_dim
+    decays = ring_decays_ptr + slot * ring_decays_stride + value_head * decay_dim
+    none = 0.0
     if vector_decay:
-        log_decay = tl.zeros_like(k_at).to(tl.float32)
-    s = written(
-        tl.load(state, mask=mask, other=0.0).to(tl.float32),
-        ring_keys_ptr + slot * ring_keys_stride + (value_head // group) * key_dim,
-        ring_updates_ptr + slot * ring_updates_stride + value_head * value_dim,
-        ring_decays_ptr + slot * ring_decays_stride + value_head * decay_dim,
+        none = tl.zeros_like(k_at).to(tl.float32)
+    total = none
+    for j in tl.range(pending):
+        if vector_decay:
+            total += tl.load(decays + j * (value_heads * decay_dim) + k_at, mask=k_at < key_dim, other=0.0)
+        else:
+            total += tl.load(decays + j * value_heads)
+    s = with_records(
+        tl.load(state, mask=mask, other=0.0).to(tl.float32) * tl.exp(total),
+        keys,
+        updates,
+        decays,
         pending,
-        log_decay,
+        none,
         k_at,
         v_at,
         key_heads * key_dim,
@@ -81,9 +92,9 @@ def flush(state: Tensor, ring: Ring, slots: Tensor, pending: Tensor) -> None:
     key_heads = ring.keys.shape[2]
     assert state[0].is_contiguous()
     rows = len(slots)
-    parts, inner = parts_of(key_dim)
-    tiling = tiling_of(rows * value_heads, value_dim)
-    _flush[(triton.cdiv(value_dim, tiling.rows), value_heads, rows)](
+    tiling = TILING.within(value_dim)
+    parts, inner = tiling.parts(key_dim)
+    _flush[(tiling.splits(value_dim), value_heads, rows)](
         slots,
         pending,
         state,

@@ -15,50 +15,64 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Threads of a program with a whole state: 128 x 128 in fp32 takes 64 registers of each of 256 threads.
-WHOLE_HEAD_WARPS = 8
+from denim.recurrence.kernels.delta_tile import Tiling, load
+
+# States of all rows from which whole heads are enough programs; with fewer, each is spread over several.
+MANY_STATES = 256
+
+
+def tiling_of(states: int) -> Tiling:
+    """For so many states [d_v, d_k] of all rows together, as measured on an H200."""
+    return Tiling(16, 2) if states < MANY_STATES else WHOLE_HEAD
+
+
+WHOLE_HEAD = Tiling(128, 4)
+
+
+@triton.jit
+def fetch(ptr):
+    """Brings the cache lines at these addresses to the second level of cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
 def convolve(x_ptr, window_ptr, taps_ptr, channels, total: tl.constexpr, width: tl.constexpr, mask):
-    """silu of the causal convolution at `channels`, fp32. x: [total]; window: [width - 1, total]; taps:
-    [width, total]."""
-    x = tl.load(x_ptr + channels, mask=mask, other=0.0).to(tl.float32)
-    acc = x * tl.load(taps_ptr + channels + (width - 1) * total, mask=mask, other=0.0).to(tl.float32)
-    for j in tl.static_range(width - 1):
-        column = tl.load(window_ptr + channels + j * total, mask=mask, other=0.0).to(tl.float32)
-        acc += column * tl.load(taps_ptr + channels + j * total, mask=mask, other=0.0).to(tl.float32)
-    acc = acc.to(x_ptr.dtype.element_ty).to(tl.float32)  # the plain form returns the model's dtype here
-    return acc * tl.sigmoid(acc)
+    """(silu of the causal convolution at `channels` in fp32, the columns of the window moved on by one token).
 
-
-@triton.jit
-def move_window(x_ptr, window_ptr, channels, total: tl.constexpr, width: tl.constexpr, mask):
-    """The window of `channels` one token on: its oldest column goes, x's comes.
-
-    A short vector lies in several warps at once, and only one of them stores. So every column is read by all
-    before it is overwritten: a barrier stands between its last load and its store.
+    x: [total], the token; window: [width - 1, total]; taps: [width, total].
     """
-    window_ptr += channels
-    for j in tl.static_range(1, width - 1):
-        column = tl.load(window_ptr + j * total, mask=mask, other=0.0)
-        tl.debug_barrier()
-        tl.store(window_ptr + (j - 1) * total, column, mask=mask)
-    if width > 1:
-        x = tl.load(x_ptr + channels, mask=mask, other=0.0)
-        tl.debug_barrier()
-        tl.store(window_ptr + (width - 2) * total, x, mask=mask)
+    x = load(x_ptr + channels, mask)
+    acc = x.to(tl.float32) * load(taps_ptr + channels + (width - 1) * total, mask).to(tl.float32)
+    columns = ()
+    for j in tl.static_range(width - 1):
+        column = load(window_ptr + channels + j * total, mask)
+        acc += column.to(tl.float32) * load(taps_ptr + channels + j * total, mask).to(tl.float32)
+        if j > 0:
+            columns = columns + (column,)  # noqa: RUF005 (Triton knows no other way)
+    columns = columns + (x,)  # noqa: RUF005
+    acc = acc.to(x_ptr.dtype.element_ty).to(tl.float32)  # the plain form returns the model's dtype here
+    return acc * tl.sigmoid(acc), columns
 
 
 @triton.jit
-def arrive(arrivals_ptr, readers: tl.constexpr):
+def store_window(window_ptr, columns, channels, total: tl.constexpr, width: tl.constexpr, mask):
+    """The window of `channels` one token on. Behind a barrier: a short vector lies in several warps at once,
+    and all have to have read a column before one overwrites it."""
+    for j in tl.static_range(width - 1):
+        tl.store(window_ptr + channels + j * total, columns[j], mask=mask)
+
+
+@triton.jit
+def arrive(arrivals_ptr, readers: tl.constexpr, sem: tl.constexpr):
     """True in the last of `readers` programs to come here, which then sees all that the others stored before.
 
     The barrier puts the reads and stores of all of a program's threads before its arrival, and the atomic
     (release and acquire) puts them before what the last one does. It leaves the counter at zero.
     """
     tl.debug_barrier()
-    last = tl.atomic_add(arrivals_ptr, 1, sem="acq_rel") == readers - 1
+    last = tl.atomic_add(arrivals_ptr, 1, sem=sem) == readers - 1
     if last:
         tl.store(arrivals_ptr, 0)
     return last
@@ -69,3 +83,28 @@ def gated_norm(o, scale, gate, dim: tl.constexpr, eps, sigmoid: tl.constexpr):
     """o / rms(o) * scale * silu(gate), or sigmoid(gate); all [d_v] fp32."""
     y = o * tl.rsqrt(tl.sum(o * o, 0) / dim + eps) * scale * tl.sigmoid(gate)
     return y if sigmoid else y * gate
+
+
+@triton.jit
+def norm_stored(
+    out_ptr,
+    partial_ptr,
+    gate_ptr,
+    scale_ptr,
+    dim: tl.constexpr,
+    padded: tl.constexpr,
+    eps,
+    sigmoid: tl.constexpr,
+):
+    """`gated_norm` of a head's output, whose parts were stored in `partial` [d_v] fp32 by several tiles."""
+    at = tl.arange(0, padded)
+    mask = None if padded == dim else at < dim
+    # Not through the first level of cache, which other programs' stores do not reach.
+    if padded == dim:
+        o = tl.load(partial_ptr + at, cache_modifier=".cg")
+    else:
+        o = tl.load(partial_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
+    scale = load(scale_ptr + at, mask)
+    gate = load(gate_ptr + at, mask).to(tl.float32)
+    y = gated_norm(o, scale, gate, dim, eps, sigmoid)
+    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)

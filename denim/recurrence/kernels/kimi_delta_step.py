@@ -21,22 +21,34 @@ from denim.recurrence.kernels.delta_tile import (
     Tiling,
     in_parts,
     key_channels,
+    load,
     outer,
-    parts_of,
     products,
     read,
     tile_offsets,
+)
+from denim.recurrence.kernels.fused_delta import (
+    WHOLE_HEAD,
+    arrive,
+    convolve,
+    gated_norm,
+    norm_stored,
+    store_window,
     tiling_of,
 )
-from denim.recurrence.kernels.fused_delta import WHOLE_HEAD_WARPS, arrive, convolve, gated_norm, move_window
-from denim.recurrence.kernels.update_ring import load_records, recorded, ring_arguments, ring_lengths, written
+from denim.recurrence.kernels.update_ring import (
+    record_weights,
+    recorded,
+    ring_arguments,
+    ring_lengths,
+    with_records,
+)
 
 
 @triton.jit
 def _log_decay(f_ptr, bias_ptr, rate, floor, at, mask, floored: tl.constexpr):
     """-rate softplus(f + bias), or floor sigmoid(rate (f + bias)); fp32, at most 0."""
-    biased = tl.load(f_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    biased += tl.load(bias_ptr + at, mask=mask, other=0.0)
+    biased = load(f_ptr + at, mask).to(tl.float32) + load(bias_ptr + at, mask)
     if floored:
         return floor * tl.sigmoid(rate * biased)
     return -rate * tl.where(biased > 20.0, biased, tl.log(1.0 + tl.exp(tl.minimum(biased, 20.0))))
@@ -83,6 +95,7 @@ def _step(
     parts: tl.constexpr,
     inner: tl.constexpr,
     tile_rows: tl.constexpr,
+    tiles: tl.constexpr,
     splits: tl.constexpr,
     padded_value_dim: tl.constexpr,
     length: tl.constexpr,
@@ -102,109 +115,118 @@ def _step(
     partial_head = partial_ptr + row * values + head * value_dim
     window = window_ptr + slot * window_stride
     k_at = tl.arange(0, parts * inner)
-    v_at = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
-    k_mask = k_at < key_dim
-    v_mask = v_at < value_dim
+    row_at = tl.program_id(0) * (tile_rows * tiles) + tl.arange(0, tile_rows)
+    k_mask = None if parts * inner == key_dim else k_at < key_dim
+    exact: tl.constexpr = splits * tiles * tile_rows == value_dim
     q_channels = head * key_dim + k_at
-    v_channels = 2 * keys + head * value_dim + v_at
+    k_channels = keys + q_channels
     key_tile = key_channels(parts, inner)
-    tile = head * (value_dim * key_dim) + tile_offsets(v_at, key_tile, key_dim)
-    tile_mask = v_mask[:, None, None] & (key_tile < key_dim)
-    state = state_ptr + slot * state_stride + tile
+    state = state_ptr + slot * state_stride + head * (value_dim * key_dim)
+    state += tile_offsets(row_at, key_tile, key_dim)
 
-    q = convolve(x_ptr, window, taps_ptr, q_channels, channels, width, k_mask)
-    k = convolve(x_ptr, window, taps_ptr, keys + q_channels, channels, width, k_mask)
+    q, q_columns = convolve(x_ptr, window, taps_ptr, q_channels, channels, width, k_mask)
+    k, k_columns = convolve(x_ptr, window, taps_ptr, k_channels, channels, width, k_mask)
     rate = tl.exp(tl.load(a_log_ptr + head))
     log_decay = _log_decay(f_ptr + row * f_stride, dt_bias_ptr, rate, floor, q_channels, k_mask, floored)
+    beta = tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
+    total = log_decay
     if length > 0:
         pending = tl.load(pending_ptr + row)
         ring_keys = ring_keys_ptr + slot * ring_keys_stride + head * key_dim
         ring_updates = ring_updates_ptr + slot * ring_updates_stride + head * value_dim
         ring_decays = ring_decays_ptr + slot * ring_decays_stride + head * key_dim
-        kj, uj, gj, first = load_records(
+        total, with_k, with_q = record_weights(
             ring_keys,
-            ring_updates,
             ring_decays,
             pending,
+            log_decay,
             k_at,
-            v_at,
+            q,
+            k,
             keys,
-            values,
             keys,
             key_dim,
-            value_dim,
             True,
             padded_length,
         )
-    s = tl.load(state, mask=tile_mask, other=0.0).to(tl.float32)
-    v = convolve(x_ptr, window, taps_ptr, v_channels, channels, width, v_mask)
-    beta = tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
-    qq, kk, qk = products(q, k)
-    q_norm = tl.rsqrt(qq + l2_eps) * scale
-    k_norm = tl.rsqrt(kk + l2_eps)
 
-    total = log_decay
-    behind_k = 0.0
-    behind_q = 0.0
-    if length > 0:
-        total, behind_k, behind_q = recorded(kj, uj, gj, first, log_decay, q, k, True, padded_length)
-    # Both reads from the state as it was, so that neither waits for the other: S q = S' q + u (k . q).
-    decay = tl.exp(total)
-    k_tile = in_parts(k, parts, inner)
-    u = beta * (v - (read(s, in_parts(k * decay, parts, inner)) + behind_k) * k_norm)
-    o = (read(s, in_parts(q * decay, parts, inner)) + behind_q) * q_norm + u * (qk * q_norm * k_norm)
-    if splits > 1:
-        tl.store(partial_head + v_at, o, mask=v_mask)
+    for t in tl.static_range(tiles):
+        v_at = row_at + t * tile_rows
+        v_mask = None if exact else v_at < value_dim
+        tile_mask = None
+        if not exact or k_mask is not None:
+            tile_mask = (v_at < value_dim)[:, None, None] & (key_tile < key_dim)
+        tile = state + t * (tile_rows * key_dim)
+        v_channels = 2 * keys + head * value_dim + v_at
+        v, v_columns = convolve(x_ptr, window, taps_ptr, v_channels, channels, width, v_mask)
+        if tiles * splits == 1:
+            gate = load(gate_ptr + v_at, v_mask).to(tl.float32)
+            norm = load(norm_ptr + v_at, v_mask)
+        behind_k = 0.0
+        behind_q = 0.0
+        if length > 0:
+            behind_k, behind_q = recorded(
+                ring_updates, pending, v_at, with_k, with_q, values, value_dim, padded_length
+            )
+        s = load(tile, tile_mask).to(tl.float32)
+        if t == 0:
+            qq, kk, qk = products(q, k)
+            q_norm = tl.rsqrt(qq + l2_eps) * scale
+            k_norm = tl.rsqrt(kk + l2_eps)
+            decay = tl.exp(total)
+            k_tile = in_parts(k, parts, inner)
+            decay_tile = in_parts(decay, parts, inner)
+            faded_k = in_parts(k * decay, parts, inner)
+            faded_q = in_parts(q * decay, parts, inner)
 
-    if length == 0:
-        s = s * in_parts(decay, parts, inner) + outer(u * k_norm, k_tile)
+        # Both reads from the state as it was, so that neither waits for the other: S q = S' q + u (k . q).
+        u = beta * (v - (read(s, faded_k) + behind_k) * k_norm)
+        o = (read(s, faded_q) + behind_q) * q_norm + u * (qk * q_norm * k_norm)
+        if tiles * splits > 1:
+            tl.store(partial_head + v_at, o, mask=v_mask)
         tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
-        tl.store(state, s.to(state_ptr.dtype.element_ty), mask=tile_mask)
-    elif pending == length - 1:
-        s = written(
-            s,
-            ring_keys,
-            ring_updates,
-            ring_decays,
-            length - 1,
-            in_parts(log_decay, parts, inner),
-            key_tile,
-            v_at,
-            keys,
-            values,
-            keys,
-            key_dim,
-            value_dim,
-            True,
-        )
-        s += outer(u * k_norm, k_tile)
-        tl.debug_barrier()
-        tl.store(state, s.to(state_ptr.dtype.element_ty), mask=tile_mask)
-    else:
-        tl.store(ring_updates + pending * values + v_at, u, mask=v_mask)
-        if tl.program_id(0) == 0:
-            tl.store(ring_decays + pending * keys + k_at, log_decay, mask=k_mask)
-            tl.store(ring_keys + pending * keys + k_at, k * k_norm, mask=k_mask)
-    move_window(x_ptr, window, v_channels, channels, width, v_mask)
+        if length > 0 and pending < length - 1:
+            tl.store(ring_updates + pending * values + v_at, u, mask=v_mask)
+        else:
+            s = s * decay_tile + outer(u * k_norm, k_tile)
+            if length > 0:
+                s = with_records(
+                    s,
+                    ring_keys,
+                    ring_updates,
+                    ring_decays,
+                    pending,
+                    in_parts(log_decay, parts, inner),
+                    key_tile,
+                    v_at,
+                    keys,
+                    values,
+                    keys,
+                    key_dim,
+                    value_dim,
+                    True,
+                )
+            tl.store(tile, s.to(state_ptr.dtype.element_ty), mask=tile_mask, cache_modifier=".cs")
+        store_window(window, v_columns, v_channels, channels, width, v_mask)
+        if tiles * splits == 1:
+            y = gated_norm(o, norm, gate, value_dim, norm_eps, True)
+            tl.store(out_head + v_at, y.to(out_ptr.dtype.element_ty), mask=v_mask)
 
+    if length > 0 and tl.program_id(0) == 0 and pending < length - 1:
+        tl.store(ring_decays + pending * keys + k_at, log_decay, mask=k_mask)
+        tl.store(ring_keys + pending * keys + k_at, k * k_norm, mask=k_mask)
     if splits == 1:
-        gate = tl.load(gate_ptr + v_at, mask=v_mask, other=0.0).to(tl.float32)
-        norm = tl.load(norm_ptr + v_at, mask=v_mask, other=0.0)
-        y = gated_norm(o, norm, gate, value_dim, norm_eps, True)
-        tl.store(out_head + v_at, y.to(out_ptr.dtype.element_ty), mask=v_mask)
-        move_window(x_ptr, window, q_channels, channels, width, k_mask)
-        move_window(x_ptr, window, keys + q_channels, channels, width, k_mask)
-    elif arrive(arrivals_ptr + row * heads + head, splits):
-        o_at = tl.arange(0, padded_value_dim)
-        o_mask = o_at < value_dim
-        # Not through the first level of cache, which other programs' stores do not reach.
-        whole = tl.load(partial_head + o_at, mask=o_mask, other=0.0, cache_modifier=".cg")
-        whole_gate = tl.load(gate_ptr + o_at, mask=o_mask, other=0.0).to(tl.float32)
-        whole_norm = tl.load(norm_ptr + o_at, mask=o_mask, other=0.0)
-        whole = gated_norm(whole, whole_norm, whole_gate, value_dim, norm_eps, True)
-        tl.store(out_head + o_at, whole.to(out_ptr.dtype.element_ty), mask=o_mask)
-        move_window(x_ptr, window, q_channels, channels, width, k_mask)
-        move_window(x_ptr, window, keys + q_channels, channels, width, k_mask)
+        if tiles > 1:
+            tl.debug_barrier()  # all parts of the output are stored
+            norm_stored(
+                out_head, partial_head, gate_ptr, norm_ptr, value_dim, padded_value_dim, norm_eps, True
+            )
+        store_window(window, q_columns, q_channels, channels, width, k_mask)
+        store_window(window, k_columns, k_channels, channels, width, k_mask)
+    elif arrive(arrivals_ptr + row * heads + head, splits, "acq_rel"):
+        norm_stored(out_head, partial_head, gate_ptr, norm_ptr, value_dim, padded_value_dim, norm_eps, True)
+        store_window(window, q_columns, q_channels, channels, width, k_mask)
+        store_window(window, k_columns, k_channels, channels, width, k_mask)
 
 
 def kimi_delta_step_fused(
@@ -225,6 +247,7 @@ def kimi_delta_step_fused(
     ring: Ring | None = None,
     pending: Tensor | None = None,
     tiling: Tiling | None = None,
+    maxnreg: int | None = None,
 ) -> Tensor:
     """One token for each of B rows: from the projections to the input of the output projection.
 
@@ -244,13 +267,15 @@ def kimi_delta_step_fused(
     assert all(t.stride(1) == 1 for t in (qkv, b, f, g))
     assert window.stride(1) == window.shape[2] and state[0].is_contiguous()
     assert arrivals.is_contiguous() and conv_taps.is_contiguous()
-    tiling = tiling or tiling_of(rows * heads, value_dim)
+    tiling = (tiling or tiling_of(rows * heads)).within(value_dim)
     if rows > most:
-        tiling = Tiling(triton.next_power_of_2(value_dim), WHOLE_HEAD_WARPS)
-    splits = triton.cdiv(value_dim, tiling.rows)
-    parts, inner = parts_of(key_dim)
+        tiling = WHOLE_HEAD.whole(value_dim)
+    splits = tiling.splits(value_dim)
+    parts, inner = tiling.parts(key_dim)
     out = torch.empty(rows, heads * value_dim, dtype=qkv.dtype, device=qkv.device)
-    partial = torch.empty(out.shape if splits > 1 else 0, dtype=torch.float32, device=out.device)
+    partial = torch.empty(
+        out.shape if splits * tiling.tiles > 1 else 0, dtype=torch.float32, device=out.device
+    )
     _step[(splits, heads, rows)](
         qkv,
         qkv.stride(0),
@@ -286,6 +311,8 @@ def kimi_delta_step_fused(
         parts=parts,
         inner=inner,
         tile_rows=tiling.rows,
+        tiles=tiling.tiles,
+        **({"maxnreg": maxnreg} if maxnreg else {}),
         splits=splits,
         padded_value_dim=triton.next_power_of_2(value_dim),
         **ring_lengths(ring),

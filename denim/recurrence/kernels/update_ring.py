@@ -39,67 +39,68 @@ def ring_lengths(ring: Ring | None) -> dict[str, int]:
 
 
 @triton.jit
-def load_records(
+def record_weights(
     keys_ptr,
-    updates_ptr,
     decays_ptr,
     pending,
+    log_decay,
     k_at,
-    v_at,
+    q,
+    k,
     keys: tl.constexpr,
-    values: tl.constexpr,
     decays: tl.constexpr,
     key_dim: tl.constexpr,
-    value_dim: tl.constexpr,
     vector_decay: tl.constexpr,
     padded: tl.constexpr,
 ):
-    """(k_j [padded, d_k], u_j [padded, rows], g_j behind the first, g_0) of `pending` records, zeros beyond.
+    """(log-decay of S_0, weights of the u_j in S' k [padded], the same in S' q).
 
-    Pointers: a slot's ring at this head; `keys`, `values`, `decays`: elements from a record to the next.
-    padded: a power of two, at least the length. k_at: [d_k]; v_at: [rows].
-
-    For kernels that load a tile: in front of it, since Triton lays out what depends on several loads as the
-    last one wants it.
+    Pointers: a slot's ring at this head; `keys`, `decays`: elements from a record to the next. `pending`: how
+    many; padded: a power of two, at least the length. k_at, q, k: [d_k]; log_decay of the step: a number, or
+    [d_k].
     """
     at = tl.arange(0, padded)
-    live = at < pending
-    behind = at + 1 < pending
     k_mask = k_at < key_dim
-    kj = tl.load(keys_ptr + at[:, None] * keys + k_at, mask=live[:, None] & k_mask, other=0.0)
-    v_mask = live[:, None] & (v_at < value_dim)
-    uj = tl.load(updates_ptr + at[:, None] * values + v_at, mask=v_mask, other=0.0)
+    kj = tl.load(keys_ptr + at[:, None] * keys + k_at, mask=(at < pending)[:, None] & k_mask, other=0.0)
+    behind = at + 1 < pending
     if vector_decay:
         first = tl.load(decays_ptr + k_at, mask=k_mask & (pending > 0), other=0.0)
         later = decays_ptr + decays + at[:, None] * decays + k_at
         gj = tl.load(later, mask=behind[:, None] & k_mask, other=0.0)
+        kj *= tl.exp(tl.cumsum(gj, 0, reverse=True) + log_decay[None, :])
+        total = log_decay + tl.sum(gj, 0) + first
+        with_k = tl.sum(kj * k[None, :], 1)
+        with_q = tl.sum(kj * q[None, :], 1)
     else:
         first = tl.load(decays_ptr, mask=pending > 0, other=0.0)
         gj = tl.load(decays_ptr + decays + at * decays, mask=behind, other=0.0)
-    return kj, uj, gj, first
+        fade = tl.exp(tl.sum(tl.where(at[None, :] >= at[:, None], gj[None, :], 0.0), 1) + log_decay)
+        total = log_decay + tl.sum(gj, 0) + first
+        with_k = tl.sum(kj * k[None, :], 1) * fade
+        with_q = tl.sum(kj * q[None, :], 1) * fade
+    return total, with_k, with_q
 
 
 @triton.jit
-def recorded(kj, uj, gj, first, log_decay, q, k, vector_decay: tl.constexpr, padded: tl.constexpr):
-    """(log-decay of S_0, what the records add to S' k [rows], the same to S' q [rows]).
-
-    From `load_records`; log_decay of the step: a number, or [d_k] like q and k.
-    """
-    if vector_decay:
-        behind = tl.cumsum(gj, 0, reverse=True) + log_decay[None, :]
-        kj *= tl.exp(behind)
-    else:
-        at = tl.arange(0, padded)
-        behind = tl.sum(tl.where(at[None, :] >= at[:, None], gj[None, :], 0.0), 1) + log_decay
-        kj *= tl.exp(behind)[:, None]
-    total = log_decay + tl.sum(gj, 0) + first
-    with_k = tl.sum(kj * k[None, :], 1)
-    with_q = tl.sum(kj * q[None, :], 1)
-    return total, tl.sum(with_k[:, None] * uj, 0), tl.sum(with_q[:, None] * uj, 0)
+def recorded(
+    updates_ptr,
+    pending,
+    v_at,
+    with_k,
+    with_q,
+    values: tl.constexpr,
+    value_dim: tl.constexpr,
+    padded: tl.constexpr,
+):
+    """What the records add to S' k and to S' q, each [rows]; weights from `record_weights`."""
+    at = tl.arange(0, padded)
+    mask = (at < pending)[:, None] & (v_at < value_dim)
+    uj = tl.load(updates_ptr + at[:, None] * values + v_at, mask=mask, other=0.0)
+    return tl.sum(with_k[:, None] * uj, 0), tl.sum(with_q[:, None] * uj, 0)
 
 
 @triton.jit
-def written(
+def with_records(
     s,
     keys_ptr,
     updates_ptr,
@@ -115,17 +116,16 @@ def written(
     value_dim: tl.constexpr,
     vector_decay: tl.constexpr,
 ):
-    """S' from S_0 = s, whose records are read again, from the last to the first. k_at: [1, parts, inner];
-    log_decay: a number, or like k_at."""
+    """S' from s = S_0 diag(e^{g + sum g_i}): the records are added, from the last to the first. k_at: [1,
+    parts, inner]; log_decay of the step: a number, or like k_at."""
     k_mask = k_at < key_dim
-    added = tl.zeros_like(s)
     for i in tl.range(pending):
         j = pending - 1 - i
         kj = tl.load(keys_ptr + j * keys + k_at, mask=k_mask, other=0.0)
         uj = tl.load(updates_ptr + j * values + v_at, mask=v_at < value_dim, other=0.0)
-        added += outer(uj, kj * tl.exp(log_decay))
+        s += outer(uj, kj * tl.exp(log_decay))
         if vector_decay:
             log_decay += tl.load(decays_ptr + j * decays + k_at, mask=k_mask, other=0.0)
         else:
             log_decay += tl.load(decays_ptr + j * decays)
-    return s * tl.exp(log_decay) + added
+    return s

@@ -98,7 +98,7 @@ class Case:
     def fused(
         self,
         tiling: Tiling | None = None,
-        taken: int = 1,
+        taken: int | None = None,
         ring: Ring | None = None,
         pending: Tensor | None = None,
     ) -> Tensor:
@@ -135,7 +135,7 @@ def test_equals_the_plain_parts(sizes: tuple[int, int, int, int], dtype: torch.d
 
 
 @pytest.mark.parametrize("taken", [1, 3])
-@pytest.mark.parametrize("tiling", [Tiling(4, 1), Tiling(8, 2), Tiling(16, 4)], ids=str)
+@pytest.mark.parametrize("tiling", [Tiling(4, 1), Tiling(8, 2), Tiling(4, 1, 4, 8), Tiling(16, 4)], ids=str)
 def test_tilings(tiling: Tiling, taken: int) -> None:
     """Heads spread over one program or several, for each value head or for a group together."""
     case = Case.random(2, 3, 16, 12, torch.float32, slots=[3, -1, 8, 0])
@@ -168,7 +168,7 @@ def test_deferred_writes(tiling: Tiling) -> None:
         case.projected = every.projected = torch.randn_like(case.projected)
         case.projected[:, -2] = 80.0 if step % 2 else -80.0  # strong and weak decays in turn
         before = case.state.clone()
-        out, expected = case.fused(tiling, 1, ring, pending), every.fused()
+        out, expected = case.fused(tiling, None, ring, pending), every.fused()
         torch.testing.assert_close(out[[0, 2]], expected[[0, 2]], atol=2e-5, rtol=2e-5)
         torch.testing.assert_close(case.window, every.window, equal_nan=True, atol=0, rtol=0)
         for row, slot in enumerate(case.slots.tolist()):
