@@ -111,18 +111,22 @@ class Case:
         return torch.cat(outs), states
 
     def run(self, plan: PassPlan | None = None) -> tuple[Tensor, Tensor]:
-        tensors = [x.to(DEVICE) for x in (self.rows, self.b, self.a, self.a_log, self.dt_bias)]
-        table = ChunkTable.of(self.offsets, self.slot_in, self.slot_out, self.size, DEVICE, self.saves)
-        # With gaps between slots, as the arena gives them.
+        """On states with gaps between slots, as the arena gives them."""
         slots, heads, *shape = self.state.shape
         gaps = torch.full((slots, heads + 1, *shape), float("nan"), device=DEVICE)
         state = gaps[:, :-1]
         state.copy_(self.state)
-        out = gated_delta_chunks(
-            *tensors, table, state, self.key_heads, beta_limit=self.beta_limit, plan=plan
-        )
+        found = replace(self, state=state).run_in_place(plan)
         assert gaps[:, -1].isnan().all()
-        return out.cpu(), state.cpu()
+        return found
+
+    def run_in_place(self, plan: PassPlan | None = None) -> tuple[Tensor, Tensor]:
+        tensors = [x.to(DEVICE) for x in (self.rows, self.b, self.a, self.a_log, self.dt_bias)]
+        table = ChunkTable.of(self.offsets, self.slot_in, self.slot_out, self.size, DEVICE, self.saves)
+        out = gated_delta_chunks(
+            *tensors, table, self.state, self.key_heads, beta_limit=self.beta_limit, plan=plan
+        )
+        return out.cpu(), self.state.cpu()
 
 
 def assert_near(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
@@ -207,3 +211,21 @@ def test_a_resumed_sequence_is_bit_identical() -> None:
     resumed, after = rest.run()
     assert torch.equal(resumed, out[32:])
     assert torch.equal(after[7], states[7])
+
+
+@pytest.mark.slow
+def test_slots_beyond_32_bits() -> None:
+    """A slot whose offset passes 2^31 elements is read and written where it lies."""
+    near = Case.random([20, 20], [0, 2], [1, 2], [[(16, 3)], []])
+    near.state = near.state[:4].to(DEVICE)
+    far = replace(near, state=spread(near.state))
+    (out, state), (expected, wanted) = far.run_in_place(), near.run_in_place()
+    assert torch.equal(out, expected)
+    assert torch.equal(state.nan_to_num(), wanted.nan_to_num())
+
+
+def spread(rows: Tensor, pitch: int = 2**30 + 64) -> Tensor:
+    """The same rows, `pitch` elements apart; what is not touched takes no memory."""
+    size = rows[0].numel()
+    buffer = torch.empty((len(rows) - 1) * pitch + size, dtype=rows.dtype, device=DEVICE)
+    return buffer.as_strided(rows.shape, (pitch, *rows[0].stride())).copy_(rows)

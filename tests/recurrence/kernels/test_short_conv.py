@@ -126,3 +126,16 @@ def test_bias_activation_and_unit_heads(dtype: torch.dtype) -> None:
 
 def test_more_channels_than_one_program_takes() -> None:
     check([9], [4], [4], channels=300)
+
+
+@pytest.mark.slow
+def test_slots_beyond_32_bits() -> None:
+    """A window whose offset passes 2^31 elements is read and written where it lies."""
+    pitch, channels = 2**30 + 64, 8
+    near = randn(4, 3, channels).to(DEVICE)
+    far = torch.empty(3 * pitch + near[0].numel(), device=DEVICE).as_strided(near.shape, (pitch, channels, 1))
+    far.copy_(near)
+    x, weight = randn(12, channels).to(DEVICE), randn(channels, 4, seed=1).to(DEVICE)
+    table = ChunkTable.of([0, 9, 12], [3, -1], [2, 1], 8, DEVICE)
+    assert torch.equal(short_conv_chunks(x, weight, table, far), short_conv_chunks(x, weight, table, near))
+    assert torch.equal(far, near)
