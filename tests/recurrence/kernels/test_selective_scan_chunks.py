@@ -14,16 +14,30 @@ from denim.recurrence.selective_scan import selective_scan_recurrent
 from tests.recurrence.kernels.slots import BOUND, DEVICE, DTYPES, check_close, check_slots, slots_of
 
 EPS = 1e-5
-CU = [0, 1, 38, 38 + 33, 38 + 33 + 64]
+CU = [0, 1, 38, 38 + 33, 38 + 33 + 20]
 SLOT_IN, SLOT_OUT = [-1, 5, 7, -1], [3, 5, 2, 0]
 SAVES = [[], [(3, 8), (32, 9), (35, 10)], [(1, 11)], []]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("channels, n", [(40, 16), (40, 6)])
-@pytest.mark.parametrize("norm", ["none", "plain", "weights"])
-@pytest.mark.parametrize("saves", [None, SAVES], ids=["plain", "saves"])
-def test_equals_the_rule(channels: int, n: int, dtype: torch.dtype, norm: str, saves: list | None) -> None:
+@pytest.mark.parametrize(
+    "channels, n, shares, norm, saves",
+    [
+        (20, 16, 1, "none", None),
+        (20, 16, 4, "weights", SAVES),
+        (10, 6, 2, "plain", SAVES),
+    ],
+)
+def test_equals_the_rule(
+    monkeypatch: pytest.MonkeyPatch,
+    channels: int,
+    n: int,
+    shares: int,
+    norm: str,
+    saves: list | None,
+    dtype: torch.dtype,
+) -> None:
+    monkeypatch.setattr(kernel, "shares_of", lambda *_: shares)
     generator = torch.Generator().manual_seed(0)
     tokens = CU[-1]
     x, dt, z = torch.randn(3, tokens, channels, generator=generator).to(dtype)
@@ -70,3 +84,8 @@ def test_equals_the_rule(channels: int, n: int, dtype: torch.dtype, norm: str, s
     slots = [s for some, slot in zip(wanted, SLOT_OUT, strict=True) for s in (*(s for _, s in some), slot)]
     left = dict(zip(SLOT_IN, initial, strict=True)) | dict(zip(slots, states, strict=True))
     check_slots(state, list(left), list(left.values()), BOUND[torch.float32])
+
+
+def test_shares_fill_the_device() -> None:
+    assert [kernel.shares_of(8192, sequences, 16) for sequences in (1, 3, 16)] == [4, 2, 1]
+    assert kernel.shares_of(16, 1, 4) == 2
