@@ -161,6 +161,13 @@ def _gated_delta(floors: Floors, step: Step) -> Iterator[Row]:
         return peers.fla_delta_step(q[i], k[i], v[i], a[i], b[i], step.a_log, step.dt_bias, states[i])[0]
 
     yield row("fla, gates fused", fla)
+    short, wide_bias = step.slots.int(), step.dt_bias.float()
+
+    def flashinfer(i: int) -> Tensor:
+        gates = (a[i], b[i], step.a_log, wide_bias)
+        return peers.flashinfer_delta_step(q[i], k[i], v[i], *gates, step.state, short[i])
+
+    yield row("FlashInfer (slots)", flashinfer)
     yield row(
         "fla of transformers",
         lambda i: peers.fla_delta_step_of_transformers(q[i], k[i], v[i], log_decay[i], beta[i], states[i]),

@@ -60,6 +60,26 @@ def fla_delta_step_of_transformers(
     )
 
 
+def flashinfer_delta_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    states: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """One token a row on slots [B] int32 of states [slots, Hv, d_v, d_k], in place; inputs as in
+    `fla_delta_step`, dt_bias in fp32."""
+    from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
+
+    return gated_delta_rule_decode_pretranspose(
+        q, k, v, None, a_log, a, dt_bias, b, initial_state=states, initial_state_indices=slots
+    )[0]
+
+
 def fla_delta_steps(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
