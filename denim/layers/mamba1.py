@@ -76,16 +76,17 @@ class Mamba1Layer(nn.Module):
         projected = self.in_proj(x)
         if self.in_bias is not None:
             projected = projected + self.in_bias
+        inner, z = projected.chunk(2, dim=-1)
         rows = batch.num_decode
         parts = []
         if rows:
             fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
             decode = self._decode_fused if fused else self._decode
-            parts.append(decode(*projected[:rows].chunk(2, dim=-1), batch))
+            parts.append(decode(inner[:rows], z[:rows], batch))
         if rows < len(x):
             fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
             prefill = self._prefill_fused if fused else self._prefill
-            parts.append(prefill(*projected[rows:].chunk(2, dim=-1), batch))
+            parts.append(prefill(inner[rows:], z[rows:], batch))
         out = self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
         return out if self.out_bias is None else out + self.out_bias
 
@@ -111,7 +112,9 @@ class Mamba1Layer(nn.Module):
         states = batch.memory.state(self.index, "recurrent")
         return selective_scan_chunks(*self._raw_terms(mixed), z, table, states)
 
-    def _raw_terms(self, x: Tensor) -> tuple[Tensor | float | None, ...]:
+    def _raw_terms(
+        self, x: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float | None, Tensor | None, Tensor | None]:
         """What the kernels make the rule's arguments of, x being the convolution's output behind SiLU."""
         spec = self.spec
         dt, bc = self.x_proj(x).split((spec.dt_rank, 2 * spec.state_dim), dim=-1)

@@ -47,16 +47,17 @@ class ShortConvLayer(nn.Module):
         projected = self.in_proj(x)
         if self.in_bias is not None:
             projected = projected + self.in_bias
+        b, c, values = projected.chunk(3, dim=-1)
         rows = batch.num_decode
         parts = []
         if rows:
             fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
             decode = self._decode_fused if fused else self._decode
-            parts.append(decode(*projected[:rows].chunk(3, dim=-1), batch))
+            parts.append(decode(b[:rows], c[:rows], values[:rows], batch))
         if rows < len(x):
             fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
             prefill = self._prefill_fused if fused else self._prefill
-            parts.append(prefill(*projected[rows:].chunk(3, dim=-1), batch))
+            parts.append(prefill(b[rows:], c[rows:], values[rows:], batch))
         out = self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
         return out if self.out_bias is None else out + self.out_bias
 
