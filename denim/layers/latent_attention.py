@@ -140,7 +140,7 @@ class LatentAttentionLayer(nn.Module):
                 out[:first] = self._values(read)
             else:
                 out[:first] = self._decode_rows(absorbed, pages, batch)
-        for row in range(first, len(batch.tables)):
+        for row in range(first, len(batch.kv_lengths)):  # none in a captured step, whose tables have no place
             begin, end = batch.cu_seqlens[row], batch.cu_seqlens[row + 1]
             length = batch.kv_lengths[row]
             stored = pages.index_select(0, batch.tables[row]).flatten(0, 1)[:length].to(q.dtype)
