@@ -38,9 +38,10 @@ _STRIDES = ((64, 8), (128, 16), (256, 32), (1 << 30, 64))
 # Tokens and decode rows of shapes with prefill; beside them, as many tokens as a step may have. Padding is
 # cheaper than the launches of an eager step up to 2048 tokens; above, a shape serves what nearly fills it.
 _PREFILL_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)
+_MIXED_TOKENS = (64, 256, 512, 1024, 2048)
 _ANY_FILL = 2048
 _LEAST_FILL = 0.9
-_PREFILL_ROWS = (0, 8, 32, 128)
+_PREFILL_ROWS = (0, 32)
 MOST_PREFILL_SPANS = 8
 # Chunks of a captured table beyond those of one sequence: every span may end with a part of a chunk, and
 # states that are wanted inside spans cut some more.
@@ -83,9 +84,12 @@ def decode_shapes(most: int) -> list[StepShape]:
 
 def prefill_shapes(most_rows: int, most_tokens: int) -> list[StepShape]:
     """Shapes for steps with prefill, of at most so many decode rows, and tokens in all."""
-    rows = sorted({*(size for size in _PREFILL_ROWS if size < most_rows), most_rows})
-    tokens = sorted({*(size for size in _PREFILL_TOKENS if size < most_tokens), most_tokens})
-    return [StepShape(size, MOST_PREFILL_SPANS, count) for size in rows for count in tokens]
+    shapes = []
+    for rows in sorted({*(size for size in _PREFILL_ROWS if size < most_rows), most_rows}):
+        sizes = _MIXED_TOKENS if rows else _PREFILL_TOKENS
+        tokens = sorted({*(size for size in sizes if size < most_tokens), most_tokens})
+        shapes += [StepShape(rows, MOST_PREFILL_SPANS, count) for count in tokens]
+    return shapes
 
 
 @dataclass
@@ -165,7 +169,7 @@ class StepGraphs:
         # What goes to the device comes first to pinned memory; two of each, in turn, since one may still be
         # on its way while the next step is packed.
         self._buffer = torch.zeros(ints, dtype=torch.int32, device=device)
-        self._staging = [self._buffer.cpu().pin_memory() for _ in range(2)]
+        self._staging = [(self._buffer.cpu().pin_memory(), torch.cuda.Event()) for _ in range(2)]
         self.replays = 0  # steps that ran from a graph
         self._graphs: dict[StepShape, _Graph] = {}
         self._capture(shapes, attention, limits)
@@ -210,7 +214,8 @@ class StepGraphs:
                 target.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
 
         self._staging.append(self._staging.pop(0))
-        staged = self._staging[0]
+        staged, sent = self._staging[0]
+        sent.synchronize()  # the copy before the last; only a host that is two steps ahead waits
         wide, narrow = (part.numpy() for part in _halves(staged, shape))
         last = [
             (end - 1 if row < rows else end - 1 - rows + shape.rows)
@@ -242,6 +247,7 @@ class StepGraphs:
 
         used = _ints(shape) + len(step.page_ids)
         self._buffer[:used].copy_(staged[:used], non_blocking=True)
+        sent.record()
         return True
 
     def _batch(self, shape: StepShape) -> tuple[CapturedBatch, tuple[Tensor, Tensor, Tensor]]:
