@@ -11,6 +11,7 @@ import torch
 
 from denim import LLM, SamplingParams
 from denim.engine.outputs import RequestOutput
+from denim.layers import linear
 from tests.families.row import VOCAB
 from tests.families.small import configs, save
 
@@ -48,6 +49,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp(request.param)
     save(request.param, path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Denim's own products have tests of their own; here each of the many shapes would be compiled for
+    nothing."""
+    monkeypatch.setattr(linear, "FEW_ROWS", 0)
 
 
 @pytest.fixture(scope="module")
