@@ -98,9 +98,10 @@ class LightningLayer(nn.Module):
         """What `_prefill` does, in kernels, which also write the states that are wanted inside sequences."""
         from denim.recurrence.kernels.accumulation_chunks import accumulation_chunks, chunk_tokens
         from denim.recurrence.kernels.gated_norm import gated_norm
+        from denim.recurrence.kernels.silu_rows import silu_rows
 
         qkv, gate = projected.split((3 * self.inner, self.inner), dim=-1)
-        q, k, v = F.silu(qkv).unflatten(-1, (self.spec.num_heads, -1)).chunk(3, dim=-1)
+        q, k, v = silu_rows(qkv).unflatten(-1, (self.spec.num_heads, -1)).chunk(3, dim=-1)
         table = batch.chunks(min(self.chunk_size, chunk_tokens(projected.dtype)))
         states = batch.memory.state(self.index, "recurrent")
         y = accumulation_chunks(q, k, v, self.log_decay, table, states).flatten(1)

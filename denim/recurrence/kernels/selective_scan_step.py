@@ -18,8 +18,8 @@ from denim.recurrence.kernels.exponentials import LOG2_E, exp, silu, softplus
 from denim.recurrence.kernels.overlap import launch_options, overlaps
 
 # Channels of a program; 16 states each are 64 bytes in fp32.
-CHANNELS = 128
-WARPS = 4
+CHANNELS = 64
+WARPS = 2
 
 
 @triton.jit

@@ -18,8 +18,8 @@ from triton.language.extra import cuda as tl_cuda
 from denim.recurrence.kernels.exponentials import silu as act
 from denim.recurrence.kernels.overlap import launch_options, overlaps
 
-# Channels of a program, 4 for each thread.
-CHANNELS = 512
+# Channels of a program, 2 for each thread.
+CHANNELS = 256
 WARPS = 4
 
 
