@@ -12,9 +12,10 @@ All graphs share one pool of memory: what one leaves there is good until the nex
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -296,28 +297,44 @@ class StepGraphs:
     def _capture(
         self, shapes: Sequence[StepShape], attention: PagedAttention | None, limits: StepLimits
     ) -> None:
-        """The largest first, whose memory then serves all others."""
+        """The largest first, whose memory then serves all others. A shape for which memory does not suffice is
+        left out: such steps run eagerly."""
+        begin = time.perf_counter()
         stream = torch.cuda.Stream()
         pool = torch.cuda.graph_pool_handle()
-        empty = arrange([], {}, page_size=self.page_size, paged=self.paged)
         graphs = {}
         for shape in sorted(shapes, key=_cost, reverse=True):
-            batch, inputs = self._batch(shape)
-            spans, tokens = shape.rows + shape.spans, shape.rows + shape.tokens
-            if attention is not None:
-                batch.attention = attention.captured(shape.rows, StepLimits(spans, tokens, limits.pages))
-            self._fill(batch, empty, [])
-            if batch.attention is not None:
-                batch.attention.plan(batch)
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self._step(batch, inputs)  # compiles kernels and makes workspaces, which a capture may not
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                output = self._step(batch, inputs)
-            graphs[shape] = _Graph(graph, batch, output._replace(logits=_unowned(output.logits)))
+            try:
+                graphs[shape] = self._captured(shape, attention, limits, stream, pool)
+            except torch.OutOfMemoryError:
+                log.warning("no memory for a captured step of %s; such steps run eagerly", shape)
+                torch.cuda.empty_cache()
         self._graphs = dict(sorted(graphs.items(), key=lambda entry: _cost(entry[0])))
+        log.info("%d shapes of steps captured in %.1f s", len(graphs), time.perf_counter() - begin)
+
+    def _captured(
+        self,
+        shape: StepShape,
+        attention: PagedAttention | None,
+        limits: StepLimits,
+        stream: torch.cuda.Stream,
+        pool: Any,
+    ) -> _Graph:
+        batch, inputs = self._batch(shape)
+        if attention is not None:
+            spans, tokens = shape.rows + shape.spans, shape.rows + shape.tokens
+            batch.attention = attention.captured(shape.rows, StepLimits(spans, tokens, limits.pages))
+        self._fill(batch, arrange([], {}, page_size=self.page_size, paged=self.paged), [])
+        if batch.attention is not None:
+            batch.attention.plan(batch)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._step(batch, inputs)  # compiles kernels and makes workspaces, which a capture may not
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            output = self._step(batch, inputs)
+        return _Graph(graph, batch, output._replace(logits=_unowned(output.logits)))
 
 
 def _cost(shape: StepShape) -> tuple[int, int]:
