@@ -26,7 +26,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 # Of a program, which is one warp: 8 channels a thread are loads of 16 bytes.
 CHANNELS = 256
-TOKENS = 32
+TOKENS = 16
 
 
 @triton.jit
@@ -81,14 +81,14 @@ def _convolve(
     owner = tl.program_id(2)
     past: tl.constexpr = width - 1
     sequence = tl.load(chunks_ptr + chunk * 3)
-    if sequence < 0:
+    first = tl.load(chunks_ptr + chunk * 3 + 1)
+    count = tl.load(chunks_ptr + chunk * 3 + 2)
+    if (sequence < 0) | (part * tokens >= count):
         return
     start = tl.load(cu_seqlens_ptr + sequence)
-    place = tl.load(chunks_ptr + chunk * 3 + 1) - start
+    place = first - start
     if (place > 0) & (place < past) & (part == 0):
         return  # the program of the sequence's first chunk takes it along
-    if part * tokens >= tl.load(chunks_ptr + chunk * 3 + 2):
-        return
     slot = tl.load(slot_in_ptr + sequence)
     window = window_ptr + slot * window_stride
 
@@ -107,8 +107,8 @@ def _convolve(
         last = tl.load(first_chunk_ptr + sequence + 1)
         for i in tl.static_range(1, past):
             real = chunk + i < last
-            first = tl.load(chunks_ptr + (chunk + i) * 3 + 1, mask=real, other=0)
-            along += (real & (first - start < past)).to(tl.int32)
+            begin = tl.load(chunks_ptr + (chunk + i) * 3 + 1, mask=real, other=0)
+            along += (real & (begin - start < past)).to(tl.int32)
 
     taps = ()
     for j in tl.static_range(width):
@@ -118,30 +118,32 @@ def _convolve(
     if bias_ptr is not None:
         offset += tl.load(bias_ptr + channels, mask=live, other=0.0).to(tl.float32)
     for i in range(along):
-        first = tl.load(chunks_ptr + (chunk + i) * 3 + 1)
-        end = first + tl.load(chunks_ptr + (chunk + i) * 3 + 2)
+        if i > 0:
+            first = tl.load(chunks_ptr + (chunk + i) * 3 + 1)
+            count = tl.load(chunks_ptr + (chunk + i) * 3 + 2)
+        end = first + count
         row = first + part * tokens
-        behind = ()  # the last inputs, the oldest first
+        inputs = ()  # all loads before the first use, so that they overlap
         for j in tl.static_range(past):
             values = _input(x_ptr, x_stride, window, start, slot, row - past + j, channels, live, total, past)
-            behind = behind + (values.to(tl.float32),)  # noqa: RUF005
+            inputs = inputs + (values,)  # noqa: RUF005
         for t in tl.static_range(tokens):
-            at = (row + t).to(tl.int64)
-            mask = live & (row + t < end)
-            values = tl.load(x_ptr + at * x_stride + channels, mask=mask, other=0.0).to(tl.float32)
-            acc = offset + values * taps[past]
-            for j in tl.static_range(past):
-                acc += behind[j] * taps[j]
-            behind = behind[1:] + (values,)  # noqa: RUF005
+            at = (row + t).to(tl.int64) * x_stride
+            values = tl.load(x_ptr + at + channels, mask=live & (row + t < end), other=0.0)
+            inputs = inputs + (values,)  # noqa: RUF005
+        for t in tl.static_range(tokens):
+            acc = offset
+            for j in tl.static_range(width):
+                acc += inputs[t + j].to(tl.float32) * taps[j]
             if silu:
-                root = tl.rsqrt(
-                    1.0 + tl.exp2(acc * -LOG2E)
-                )  # of the sigmoid: a division takes four times as long
+                # By the root of the sigmoid: a division takes four times as many instructions.
+                root = tl.rsqrt(1.0 + tl.exp2(acc * -LOG2E))
                 acc = acc * root * root
-            if unit:
-                acc = tl.where(live, acc, 0.0)
-                acc = acc * tl.rsqrt(tl.sum(acc * acc, 1) + eps)[:, None]
-            tl.store(out_ptr + at * total + channels, acc.to(out_ptr.dtype.element_ty), mask=mask)
+            if unit_heads > 0:
+                length = tl.sum(tl.where(live, acc * acc, 0.0), 1)[:, None]
+                acc *= tl.where(unit, tl.rsqrt(length + eps), 1.0)
+            target = out_ptr + (row + t).to(tl.int64) * total + channels
+            tl.store(target, acc.to(out_ptr.dtype.element_ty), mask=live & (row + t < end))
 
         if save_ptr is not None:
             save = tl.load(save_ptr + chunk + i)
