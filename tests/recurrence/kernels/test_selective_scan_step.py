@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from denim.recurrence.kernels.selective_scan_step import selective_scan_step_fused
+from denim.recurrence.kernels import selective_scan_step as kernel
 from denim.recurrence.selective_scan import selective_scan_step
 from tests.recurrence.kernels.slots import BOUND, DEVICE, DTYPES, check_close, check_slots, slots_of
 
@@ -18,10 +18,13 @@ if DEVICE == "cuda":
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels, n", SIZES)
-@pytest.mark.parametrize("norm", ["none", "plain", "weights"])
-def test_equals_the_plain_parts(channels: int, n: int, dtype: torch.dtype, norm: str) -> None:
+@pytest.mark.parametrize("norm, many_rows", [("none", 99), ("plain", 1), ("weights", 99)])
+def test_equals_the_plain_parts(
+    monkeypatch: pytest.MonkeyPatch, channels: int, n: int, dtype: torch.dtype, norm: str, many_rows: int
+) -> None:
+    monkeypatch.setattr(kernel, "MANY_ROWS", many_rows)  # one row a program, or two and an odd one
     generator = torch.Generator().manual_seed(0)
-    rows = [3, -1, 8, 0]
+    rows = [3, -1, 8, 0, 5]
     x, dt, z = torch.randn(3, len(rows), channels, generator=generator).to(dtype)
     z = torch.cat((x, z), 1)[:, channels:]
     bias, d = torch.randn(2, channels, generator=generator)
@@ -31,7 +34,7 @@ def test_equals_the_plain_parts(channels: int, n: int, dtype: torch.dtype, norm:
     states = torch.randn(len(rows), channels, n, generator=generator)
     state = slots_of(rows, states)
     eps = None if norm == "none" else EPS
-    out = selective_scan_step_fused(
+    out = kernel.selective_scan_step_fused(
         *(t.to(DEVICE) for t in (x, dt, bias, a_log, d)),
         bc.to(DEVICE),
         eps,
@@ -49,6 +52,6 @@ def test_equals_the_plain_parts(channels: int, n: int, dtype: torch.dtype, norm:
     delta = F.softplus(dt.float() + bias)
     y = selective_scan_step(x.float(), delta, -a_log.exp(), b.float(), c.float(), d, states)
     want = (y * F.silu(z.float())).to(dtype)
-    live = [0, 2, 3]
+    live = [0, 2, 3, 4]
     check_close(out[live], want[live], BOUND[dtype])
     check_slots(state, rows, states, BOUND[dtype])
