@@ -15,14 +15,15 @@ from torch import Tensor
 
 from denim.layers.batch import StepBatch
 from denim.layers.kernels.output_gate import gate_output
-from denim.layers.paged_attention import AttentionShape, PagedAttention, StepLimits
+from denim.layers.paged_attention import AttentionShape, StepLimits
+from denim.layers.triton_attention import TritonAttention
 
 WORKSPACE_BYTES = 128 << 20  # what FlashInfer recommends; all wrappers share it
 
 
 class FlashInferAttention:
-    """`PagedAttention` for layers of these shapes. `latent` takes the layers with latents, which FlashInfer
-    does not get."""
+    """`PagedAttention` for layers of these shapes. `others` takes what FlashInfer does not get: layers with
+    latents, and segments in captured steps, whose padding its wrappers refuse."""
 
     def __init__(
         self,
@@ -31,30 +32,26 @@ class FlashInferAttention:
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
         device: torch.device,
-        latent: PagedAttention,
+        others: TritonAttention,
     ) -> None:
         self.shapes = [shape for shape in shapes if not shape.extra]
         self.page_size = page_size
         self.dtypes = {"q_data_type": dtype, "kv_data_type": kv_dtype}
-        self.latent = latent
+        self.others = others
         self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self.decode = {shape: self._decode() for shape in self.shapes}
         self.segments = {shape: self._segments() for shape in self.shapes}
 
     def captured(self, num_decode: int, limits: StepLimits) -> FlashInferAttention:
         mine = copy(self)
-        mine.latent = self.latent.captured(num_decode, limits)
-        behind = limits.spans - num_decode
         mine.decode, mine.segments = {}, {}
-        for shape in self.shapes:
-            if num_decode:
-                buffers = self._buffers(num_decode, limits.pages, "paged_kv_{}_buffer")
-                mine.decode[shape] = self._decode(use_cuda_graph=True, **buffers)
-            if behind:
-                buffers = self._buffers(behind, limits.pages, "paged_kv_{}_buf")
-                buffers["qo_indptr_buf"] = torch.zeros_like(buffers["paged_kv_indptr_buf"])
-                rows = limits.tokens - num_decode
-                mine.segments[shape] = self._segments(use_cuda_graph=True, max_total_num_rows=rows, **buffers)
+        for shape in self.shapes if num_decode else ():
+            sizes = {"indptr": num_decode + 1, "indices": limits.pages, "last_page_len": num_decode}
+            buffers = {
+                f"paged_kv_{name}_buffer": torch.zeros(size, dtype=torch.int32, device=self.workspace.device)
+                for name, size in sizes.items()
+            }
+            mine.decode[shape] = self._decode(use_cuda_graph=True, **buffers)
         return mine
 
     def _decode(self, **given: Any) -> Any:
@@ -62,21 +59,12 @@ class FlashInferAttention:
 
         return BatchDecodeWithPagedKVCacheWrapper(self.workspace, "NHD", use_tensor_cores=True, **given)
 
-    def _segments(self, **given: Any) -> Any:
+    def _segments(self) -> Any:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-        return BatchPrefillWithPagedKVCacheWrapper(self.workspace, "NHD", **given)
-
-    def _buffers(self, spans: int, pages: int, name: str) -> dict[str, Any]:
-        """What a captured wrapper reads, filled by every `plan`."""
-        sizes = {"indptr": spans + 1, "indices": pages, "last_page_len": spans}
-        return {
-            name.format(part): torch.zeros(size, dtype=torch.int32, device=self.workspace.device)
-            for part, size in sizes.items()
-        }
+        return BatchPrefillWithPagedKVCacheWrapper(self.workspace, "NHD")
 
     def plan(self, batch: StepBatch) -> None:
-        self.latent.plan(batch)
         rows, spans = batch.num_decode, len(batch.kv_lengths)
         if not self.shapes:
             return
@@ -96,7 +84,7 @@ class FlashInferAttention:
                     sm_scale=1.0,
                     **self.dtypes,
                 )
-            if spans > rows:
+            if spans > rows and shape in self.segments:
                 queries = torch.tensor(batch.cu_seqlens[rows:], dtype=torch.int32) - rows
                 self.segments[shape].plan(
                     queries,
@@ -119,10 +107,13 @@ class FlashInferAttention:
         if rows:
             self.decode[shape].run(q[:rows], kv, q_scale=scale, out=out[:rows])
         if len(q) > rows:
-            self.segments[shape].run(q[rows:], kv, q_scale=scale, out=out[rows:])
+            if shape in self.segments:
+                self.segments[shape].run(q[rows:], kv, q_scale=scale, out=out[rows:])
+            else:
+                self.others.segments(q, kv, batch, scale, None, out)
         if gate is not None:
             gate_output(out, gate)
         return out
 
     def run_latent(self, q: Tensor, pages: Tensor, batch: StepBatch, value_dim: int, scale: float) -> Tensor:
-        return self.latent.run_latent(q, pages, batch, value_dim, scale)
+        return self.others.run_latent(q, pages, batch, value_dim, scale)

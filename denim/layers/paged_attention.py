@@ -156,9 +156,9 @@ def paged_attention(
         return None
     from denim.layers.triton_attention import TritonAttention
 
-    triton = TritonAttention(shapes, limits, device)
+    triton = TritonAttention(shapes, limits, page_size, device)
     if backend == TRITON:
         return triton
     from denim.layers.flashinfer_attention import FlashInferAttention
 
-    return FlashInferAttention(shapes, page_size, dtype, kv_dtype, device, latent=triton)
+    return FlashInferAttention(shapes, page_size, dtype, kv_dtype, device, others=triton)

@@ -1,6 +1,7 @@
-"""Paged attention by Denim's own kernel: any dtype and head size, fp32 exactly, nothing to plan.
+"""Paged attention by Denim's own kernels: nothing to plan, and any step may be captured.
 
-Owns the tiles for each dtype and size, and the workspace. See `denim.layers.kernels.paged_attention`.
+Owns the choice among them and the workspace. `kernels.paged_attention` takes any dtype and head size, fp32
+exactly; on Hopper `kernels.hopper_decode` and `kernels.hopper_segments` take 16-bit numbers.
 """
 
 from __future__ import annotations
@@ -13,26 +14,56 @@ from torch import Tensor
 
 from denim.layers.batch import StepBatch
 from denim.layers.kernels.paged_attention import Tiles, attend_pages
-from denim.layers.kernels.split_keys import WAVE, Workspace, kept_floats, most_units
+from denim.layers.kernels.split_keys import (
+    LEAST_DOT,
+    Cut,
+    Workspace,
+    kept_decode_units,
+    kept_floats,
+    kept_units,
+    most_units,
+)
 from denim.layers.paged_attention import AttentionShape, StepLimits
 
-# Partial sums may take so much memory; where the largest step needs more, spans are split less finely.
-WORKSPACE_BYTES = 128 << 20
-PROGRAMS_PER_MULTIPROCESSOR = 4
+# Segments' partial sums may take so much memory; where a step needs more, they are split less finely.
+SEGMENT_BYTES = 128 << 20
+# Units of decode rows that keep the device's memory busy: programs of the portable kernel, of which so many
+# share a
+# multiprocessor, and of the one for Hopper, which has one there and is never idle. Fewest and most keys of a
+# split: a
+# row alone is done sooner in small ones, a long row among short ones must not be the last. Measured on an
+# H200.
+PROGRAMS = 4
+DECODE_UNITS, DECODE_SPLITS = 256, (128, 1024)
+HOPPER_UNITS, HOPPER_SPLITS = 128, (128, 2048)
+# Units that one row alone is cut into: each more is one more partial sum to add.
+DECODE_WAVE = 64
+# Units of one segment alone, a large device's 132 multiprocessors, and fewest keys of its splits: their
+# partial
+# sums are as large as a tile.
+SEGMENT_WAVE, SEGMENT_LEAST = 128, 512
+NO_MOST = 1 << 30
+# The kernel for segments on Hopper has tiles of so many rows, and splits no keys: it waits for this share of
+# the
+# multiprocessors to have a tile.
+TILE_ROWS, BUSY = 128, 0.4
 
 
 class TritonAttention:
     """`PagedAttention` for layers of these shapes."""
 
-    def __init__(self, shapes: Sequence[AttentionShape], limits: StepLimits, device: torch.device) -> None:
-        self.limits = limits
-        self.programs = PROGRAMS_PER_MULTIPROCESSOR * (
-            torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-        )
-        self.floats = WORKSPACE_BYTES // torch.float32.itemsize
-        self.decode_wave = min(
-            finest_wave(self.floats, shape, tiles_of(torch.bfloat16, shape, 1), limits.spans, decode=True)
-            for shape in shapes
+    def __init__(
+        self, shapes: Sequence[AttentionShape], limits: StepLimits, page_size: int, device: torch.device
+    ) -> None:
+        self.multiprocessors = 1
+        self.hopper = False
+        if device.type == "cuda":
+            self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+            self.hopper = torch.cuda.get_device_capability(device)[0] == 9
+        keys = limits.pages * page_size
+        self.floats = max(
+            SEGMENT_BYTES // torch.float32.itemsize,
+            *(decode_floats(shape, rows, keys) for shape in shapes for rows in range(1, limits.spans + 1)),
         )
         self.workspace = Workspace.of(self.floats, device)
 
@@ -47,14 +78,70 @@ class TritonAttention:
         self, q: Tensor, kv: Tensor, batch: StepBatch, scale: float, gate: Tensor | None = None
     ) -> Tensor:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if batch.num_decode:
+            self._rows(q, kv, batch, scale, gate, out)
+        if len(batch.kv_lens) > batch.num_decode:
+            self.segments(q, kv, batch, scale, gate, out)
+        return out
+
+    def _rows(
+        self, q: Tensor, kv: Tensor, batch: StepBatch, scale: float, gate: Tensor | None, out: Tensor
+    ) -> None:
+        """The decode rows, into their rows of `out`."""
+        rows = batch.num_decode
+        if self._suits(q, kv):
+            from denim.layers.kernels.hopper_decode import hopper_decode
+
+            hopper_decode(
+                q[:rows],
+                kv,
+                batch.kv_lens[:rows],
+                batch.page_ids,
+                batch.page_indptr,
+                scale,
+                self.workspace,
+                cut=decode_cut(rows, hopper=True),
+                programs=self.multiprocessors,
+                out=out,
+                gate=gate,
+            )
+            return
+        shape = AttentionShape(q.shape[1], kv.shape[3], q.shape[2])
+        self._launch(q, kv[:, 0], kv[:, 1], batch, scale, shape, 0, rows, gate, out, decode=True)
+
+    def segments(
+        self, q: Tensor, kv: Tensor, batch: StepBatch, scale: float, gate: Tensor | None, out: Tensor
+    ) -> None:
+        """The spans behind the decode rows, into their rows of `out`."""
         rows, spans = batch.num_decode, len(batch.kv_lens)
         shape = AttentionShape(q.shape[1], kv.shape[3], q.shape[2])
-        key, value = kv[:, 0], kv[:, 1]
-        if rows:
-            self._launch(q, key, value, batch, scale, shape, 0, rows, gate, out, decode=True)
-        if spans > rows:
-            self._launch(q, key, value, batch, scale, shape, rows, spans, gate, out, decode=False)
-        return out
+        tokens = len(q) - rows
+        # Too few tiles leave the device idle where keys are not split.
+        tiles = shape.num_kv_heads * tokens * shape.group // TILE_ROWS
+        if tiles >= self.multiprocessors * BUSY and self._suits(q, kv):
+            from denim.layers.kernels.hopper_segments import hopper_segments
+
+            hopper_segments(
+                q,
+                kv,
+                batch.q_indptr[rows:],
+                batch.kv_lens[rows:],
+                batch.page_ids,
+                batch.page_indptr[rows:],
+                scale,
+                tokens=tokens,
+                out=out,
+                gate=gate,
+            )
+            return
+        self._launch(q, kv[:, 0], kv[:, 1], batch, scale, shape, rows, spans, gate, out, decode=False)
+
+    def _suits(self, q: Tensor, kv: Tensor) -> bool:
+        if not self.hopper:
+            return False
+        from denim.layers.kernels.hopper_pages import suits
+
+        return suits(q, kv)
 
     def run_latent(self, q: Tensor, pages: Tensor, batch: StepBatch, value_dim: int, scale: float) -> Tensor:
         out = q.new_empty(len(q), q.shape[1], value_dim)
@@ -79,12 +166,16 @@ class TritonAttention:
         *,
         decode: bool,
     ) -> None:
-        """Spans first .. end."""
+        """Spans first .. end, with the portable kernel."""
         spans = end - first
         tokens = spans if decode else len(q) - batch.num_decode
         tiles = tiles_of(q.dtype, shape, tokens // spans)
-        wave = self.decode_wave if decode else finest_wave(self.floats, shape, tiles, spans, decode=False)
-        units = most_units(spans, tokens, shape.group, shape.num_kv_heads, tiles.rows, wave)
+        if decode:
+            cut = decode_cut(spans, hopper=False)
+            programs = PROGRAMS * self.multiprocessors
+        else:
+            cut = segment_cut(self.floats, shape, tiles, spans)
+            programs = most_units(spans, tokens, shape.group, shape.num_kv_heads, tiles.rows, cut.wave)
         attend_pages(
             q,
             key,
@@ -96,8 +187,8 @@ class TritonAttention:
             scale,
             tiles,
             self.workspace,
-            wave=wave,
-            programs=min(units, self.programs) if decode else units,
+            cut=cut,
+            programs=programs,
             out=out,
             gate=gate,
             decode=decode,
@@ -105,15 +196,29 @@ class TritonAttention:
 
 
 @cache
-def finest_wave(floats: int, shape: AttentionShape, tiles: Tiles, spans: int, *, decode: bool) -> int:
-    """How finely each of so many spans may be cut, a power of two, when a workspace has `floats` numbers; 1:
-    not at all."""
-    wave = WAVE
-    while wave > 1 and floats < kept_floats(
-        spans, shape.group, shape.dim, shape.num_kv_heads, tiles.rows, wave, decode=decode
-    ):
+def decode_cut(rows: int, *, hopper: bool) -> Cut:
+    """How finely each of so many decode rows is cut."""
+    units, (least, most) = (HOPPER_UNITS, HOPPER_SPLITS) if hopper else (DECODE_UNITS, DECODE_SPLITS)
+    return Cut(min(DECODE_WAVE, max(1, units // rows)), least, most)
+
+
+def decode_floats(shape: AttentionShape, rows: int, keys: int) -> int:
+    """Numbers of partial sums that so many decode rows with `keys` keys together leave, whichever kernel
+    runs. A group wider than LEAST_DOT may be several tiles."""
+    group = shape.group if shape.group <= LEAST_DOT else -(-shape.group // LEAST_DOT) * LEAST_DOT
+    return max(
+        kept_floats(kept_decode_units(rows, keys, shape.num_kv_heads, cut), group, shape.dim)
+        for cut in (decode_cut(rows, hopper=False), decode_cut(rows, hopper=True))
+    )
+
+
+@cache
+def segment_cut(floats: int, shape: AttentionShape, tiles: Tiles, spans: int) -> Cut:
+    """How finely each of so many segments is cut, when a workspace has `floats` numbers."""
+    wave = SEGMENT_WAVE
+    while wave > 1 and floats < kept_floats(kept_units(spans, wave), tiles.rows, shape.dim):
         wave //= 2
-    return wave
+    return Cut(wave, SEGMENT_LEAST, NO_MOST)
 
 
 @cache
@@ -121,9 +226,9 @@ def tiles_of(dtype: torch.dtype, shape: AttentionShape, tokens: int) -> Tiles:
     """Tiles for spans of about so many tokens. Measured on an H200: docs/performance.md."""
     rows = min(64, max(16, 1 << (tokens * shape.group - 1).bit_length()))
     if dtype == torch.float32:  # products without tensor cores, in small tiles for want of registers
-        return Tiles(16, 16, 256, 4, 1)
+        return Tiles(16, 16, 4, 1)
     if rows <= 32:
-        return Tiles(rows, 32 if shape.dim > 128 else 64, 256, 4, 3)
+        return Tiles(rows, 32 if shape.dim > 128 else 64, 4, 3)
     if rows == 64 and tokens * shape.group <= 64:
-        return Tiles(64, 64, 256, 4, 2)
-    return Tiles(128, 64, 512, 8, 2)
+        return Tiles(64, 64, 4, 2)
+    return Tiles(128, 64, 8, 2)

@@ -25,8 +25,10 @@ PAGE, PAGES = 16, 2000
 LENGTHS = [1, 16, 17, 300, 5000, 40, 700, 1024, 2500]
 NEWS = [1, 1, 1, 1, 1, 40, 300, 1024, 10]
 DECODE = 5
+PORTABLE = "portable"  # Triton without the kernels for Hopper
 BACKENDS = [
     TRITON,
+    PORTABLE,
     pytest.param(
         FLASHINFER, marks=pytest.mark.skipif(find_spec("flashinfer") is None, reason="no FlashInfer")
     ),
@@ -69,9 +71,17 @@ def made(backend: str, shape: AttentionShape, dtype: torch.dtype, kv_dtype: torc
     limits = StepLimits(16, 4096, PAGES)
     device = torch.device("cuda")
     attention = paged_attention(
-        backend, [shape], limits, page_size=PAGE, dtype=dtype, kv_dtype=kv_dtype, device=device
+        TRITON if backend == PORTABLE else backend,
+        [shape],
+        limits,
+        page_size=PAGE,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        device=device,
     )
     assert attention is not None
+    if backend == PORTABLE:
+        attention.hopper = False
     return attention
 
 
@@ -87,6 +97,19 @@ def test_bf16(backend: str, kv_dtype: torch.dtype) -> None:
     got = attention.run(q, kv, batch, 0.07, gate)
     expected = exact(q, kv, tables, 0.07) * gate.double().sigmoid()
     torch.testing.assert_close(got.double(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [(AttentionShape(32, 2, 128), torch.bfloat16), (AttentionShape(6, 2, 64), torch.float16)],
+    ids=str,
+)
+def test_other_heads(shape: AttentionShape, dtype: torch.dtype) -> None:
+    kv, tables = pages_of(shape, dtype)
+    q = torch.randn(sum(NEWS), shape.num_heads, shape.dim, device="cuda", dtype=dtype)
+    batch = rows_of_pages(tables, LENGTHS, NEWS, page_size=PAGE, decode=DECODE, device="cuda")
+    got = made(TRITON, shape, dtype, dtype).run(q, kv, batch, 0.07)
+    torch.testing.assert_close(got.double(), exact(q, kv, tables, 0.07), atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("shape", [WIDE, AttentionShape(6, 2, 96), AttentionShape(4, 1, 64)], ids=str)

@@ -62,8 +62,8 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> FlashInferAttention:
     module.BatchPrefillWithPagedKVCacheWrapper = Wrapper
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     device = torch.device("cpu")
-    latent = TritonAttention([SHAPE], StepLimits(8, 64, 100), device)
-    return FlashInferAttention([SHAPE], PAGE, torch.float32, torch.float32, device, latent)
+    others = TritonAttention([SHAPE], StepLimits(8, 64, 100), PAGE, device)
+    return FlashInferAttention([SHAPE], PAGE, torch.float32, torch.float32, device, others)
 
 
 @pytest.mark.parametrize("decode", [0, 3])

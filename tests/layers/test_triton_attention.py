@@ -14,7 +14,7 @@ from denim.layers.latent_attention import LatentAttentionLayer
 from denim.layers.norm import RMSNorm
 from denim.layers.paged_attention import AttentionShape, StepLimits
 from denim.layers.rotary import Rotary
-from denim.layers.triton_attention import WORKSPACE_BYTES, TritonAttention, finest_wave, tiles_of
+from denim.layers.triton_attention import SEGMENT_BYTES, TritonAttention, decode_cut, segment_cut, tiles_of
 from denim.spec.attention import FullAttention, LatentAttention
 from denim.spec.model import Rope
 from tests.batches import rows_of_pages
@@ -60,7 +60,7 @@ def check(layer: nn.Module, page_shape: tuple[int, ...], rotary_dim: int, shape:
     batch, plain_pages = step(page_shape, rotary_dim, torch.float32)
     expected = layer(x, batch)
     batch, pages = step(page_shape, rotary_dim, torch.float32)
-    batch.attention = TritonAttention([shape], StepLimits(8, 64, 100), torch.device(DEVICE))
+    batch.attention = TritonAttention([shape], StepLimits(8, 64, 100), PAGE, torch.device(DEVICE))
     batch.attention.plan(batch)
     torch.testing.assert_close(layer(x, batch), expected, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(pages, plain_pages, atol=2e-6, rtol=2e-6, equal_nan=True)
@@ -93,12 +93,14 @@ def test_latents(turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 def few_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs one program after the other, empty ones too."""
     if DEVICE == "cpu":
-        monkeypatch.setattr("denim.layers.triton_attention.WAVE", 4)
-        finest_wave.cache_clear()
+        monkeypatch.setattr("denim.layers.triton_attention.SEGMENT_WAVE", 4)
+        segment_cut.cache_clear()
 
 
-def test_many_long_rows_are_cut_less_finely_than_one() -> None:
+def test_many_are_cut_less_finely_than_one() -> None:
     shape = AttentionShape(16, 2, 256)
-    tiles = tiles_of(torch.bfloat16, shape, 1)
-    waves = [finest_wave(WORKSPACE_BYTES // 4, shape, tiles, spans, decode=True) for spans in (1, 256, 4096)]
+    tiles = tiles_of(torch.bfloat16, shape, 500)
+    waves = [segment_cut(SEGMENT_BYTES // 4, shape, tiles, spans).wave for spans in (1, 16, 4096)]
     assert waves[0] > waves[1] > waves[2] >= 1
+    waves = [decode_cut(rows, hopper=hopper).wave for hopper in (False, True) for rows in (1, 16, 512)]
+    assert waves[0] > waves[1] > waves[2] == 1 and waves[3] > waves[4] > waves[5] == 1

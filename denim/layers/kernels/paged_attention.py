@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.split_keys import LEAST_DOT, Workspace, cdiv, split_of
+from denim.layers.kernels.split_keys import LEAST_DOT, Cut, Workspace, cdiv, split_of
 from denim.recurrence.kernels.overlap import overlaps
 
 LOG2_E = 1.4426950408889634
@@ -30,12 +30,11 @@ SPANS = 256  # spans that a program looks at together; more are a variant of the
 
 
 class Tiles(NamedTuple):
-    """Shape of a unit's work: query rows (token, head of the group), keys of one block, fewest keys of a
-    split; warps and pipeline stages of a program."""
+    """Shape of a unit's work: query rows (token, head of the group) and keys of one block; warps and pipeline
+    stages of a program."""
 
     rows: int
     keys: int
-    least_split: int
     warps: int
     stages: int
 
@@ -206,6 +205,7 @@ def _paged_attention(
     block_d: tl.constexpr,
     block_extra: tl.constexpr,
     least_split: tl.constexpr,
+    most_split: tl.constexpr,
     merge_rows: tl.constexpr,
     merge_splits: tl.constexpr,
     shared: tl.constexpr,
@@ -223,7 +223,7 @@ def _paged_attention(
     q_end = tl.load(q_indptr_ptr + n + 1, mask=there, other=0)
     kv_len = tl.load(kv_lens_ptr + n, mask=there, other=0)
     tiles = cdiv((q_end - q_begin) * group, block_m)
-    split = split_of(kv_len, tiles, kv_heads, wave, least_split)
+    split = split_of(kv_len, tiles, kv_heads, wave, least_split, most_split)
     splits_of_row = cdiv(kv_len, split)
     units = tiles * splits_of_row
     ends = tl.cumsum(units, 0)
@@ -246,7 +246,7 @@ def _paged_attention(
         tokens = tl.load(q_indptr_ptr + row + 1) - row_begin
         length = tl.load(kv_lens_ptr + row)
         table_ptr = page_ids_ptr + tl.load(page_indptr_ptr + row)
-        row_split = split_of(length, cdiv(tokens * group, block_m), kv_heads, wave, least_split)
+        row_split = split_of(length, cdiv(tokens * group, block_m), kv_heads, wave, least_split, most_split)
         row_splits = cdiv(length, row_split)
         tile = unit_in_row // row_splits
         which = unit_in_row % row_splits
@@ -333,7 +333,7 @@ def attend_pages(
     tiles: Tiles,
     workspace: Workspace,
     *,
-    wave: int,
+    cut: Cut,
     programs: int,
     out: Tensor,
     gate: Tensor | None = None,
@@ -343,10 +343,9 @@ def attend_pages(
 
     q: [T, heads, dim + extra]; k, v: views [pages, page_size, kv_heads, dim] with equal strides and a dense
     last dimension. v None: values are the keys' first `dim` numbers, behind which keys have `extra` more.
-    q_indptr [N + 1], page_indptr [N + 1], kv_lens [N], page_ids: int32; the offsets may begin anywhere.
-    out: [T, heads, dim]; gate: [T, heads, dim], whose sigmoid multiplies the result.
-    `wave`: into how many units a span alone is cut at most. `programs`: the launch; fewer than units loop.
-    `decode`: every span is one token. The workspace has room for `kept_floats`.
+    q_indptr [N + 1], page_indptr [N + 1], kv_lens [N], page_ids: int32; the offsets may begin anywhere. out:
+    [T, heads, dim]; gate: [T, heads, dim], whose sigmoid multiplies the result. `programs`: the launch; fewer
+    than units loop. `decode`: every span is one token. The workspace has room for the units that are split.
 
     Products in q's dtype with fp32 sums (fp32: IEEE), softmax in fp32. KV of another dtype is converted.
     """
@@ -380,7 +379,7 @@ def attend_pages(
         *workspace,
         len(kv_lens),
         scale * LOG2_E,
-        wave,
+        cut.wave,
         q.stride(0),
         q.stride(1),
         out.stride(0),
@@ -401,7 +400,8 @@ def attend_pages(
         block_n=tiles.keys,
         block_d=block_d,
         block_extra=max(LEAST_DOT, triton.next_power_of_2(extra)) if extra else LEAST_DOT,
-        least_split=tiles.least_split,
+        least_split=cut.least,
+        most_split=cut.most,
         merge_rows=merge_rows,
         merge_splits=merge_splits,
         shared=v is k,

@@ -18,8 +18,8 @@ from triton.language.extra import cuda as tl_cuda
 
 from denim.recurrence.kernels.overlap import overlaps
 
-ELEMENTS = 4096  # of a tile of many tokens: 32 for each thread of 4 warps
-FEW_TOKENS = 512  # up to which a program takes one: there are too few to fill a device otherwise
+ELEMENTS = 1024  # of a tile of several tokens: 8 for each thread of 4 warps
+FEW_TOKENS = 16  # up to which a program takes one: there are too few to fill a device otherwise
 
 
 @triton.jit

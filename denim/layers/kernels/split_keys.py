@@ -17,8 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Units that keep a large device (132 multiprocessors) busy: one span alone is cut into about so many.
-WAVE = 128
 # Splits are multiples of this, and every block of keys divides it.
 SPLIT_STEP = tl.constexpr(128)
 LEAST_DOT = 16  # the shortest side of a product on tensor cores
@@ -30,10 +28,11 @@ def cdiv(a, b):
 
 
 @triton.jit
-def split_of(kv_len, tiles, kv_heads: tl.constexpr, wave, least: tl.constexpr):
-    """Keys of a split of a span with so many keys and tiles, no fewer than `least`."""
+def split_of(kv_len, tiles, kv_heads: tl.constexpr, wave, least: tl.constexpr, most: tl.constexpr):
+    """Keys of a split of a span with so many keys and tiles: `wave` units, but none of fewer than `least` or
+    more than `most` keys."""
     wanted = cdiv(cdiv(kv_len * tiles * kv_heads, wave), SPLIT_STEP) * SPLIT_STEP
-    return tl.maximum(wanted, least)
+    return tl.minimum(tl.maximum(wanted, least), most)
 
 
 class Workspace(NamedTuple):
@@ -54,22 +53,33 @@ class Workspace(NamedTuple):
         )
 
 
+class Cut(NamedTuple):
+    """How finely spans are cut: into about `wave` units each, of least .. most keys."""
+
+    wave: int
+    least: int
+    most: int
+
+
 def most_units(spans: int, tokens: int, group: int, kv_heads: int, rows: int, wave: int) -> int:
     """No fewer than the units, over all KV heads, of `spans` spans with `tokens` tokens together, `group`
-    query heads to a KV head and `rows` rows to a tile. A span of t tiles has at most wave / (t · kv_heads) +
-    1 splits.
-    """
+    query heads to a KV head and `rows` rows to a tile, where splits may be as long as they like. A span of t
+    tiles has at most wave / (t · kv_heads) + 1 splits."""
     return kv_heads * (tokens * group // rows + spans) + spans * wave
 
 
-def kept_floats(
-    spans: int, group: int, dim: int, kv_heads: int, rows: int, wave: int, *, decode: bool
-) -> int:
-    """Numbers of partial sums that `spans` spans may leave. Only a span whose tiles are fewer than `wave` is
-    split, so its units are fewer than 2 · wave; a decode row has one tile a KV head, or a few of a large
-    group.
-    """
-    width = max(LEAST_DOT, triton.next_power_of_2(dim))
-    if decode:
-        return spans * (wave + kv_heads * -(-group // rows)) * min(group, rows) * width
-    return spans * 2 * wave * rows * width
+def kept_units(spans: int, wave: int) -> int:
+    """No fewer than the units of so many segments that leave partial sums: only a span whose tiles are fewer
+    than `wave` is split at all."""
+    return spans * 2 * wave
+
+
+def kept_decode_units(rows: int, keys: int, kv_heads: int, cut: Cut) -> int:
+    """The same of `rows` decode rows with `keys` keys together: a row of k keys has at most
+    wave / kv_heads + k / most + 1 splits."""
+    return rows * (cut.wave + kv_heads) + kv_heads * -(-keys // cut.most)
+
+
+def kept_floats(units: int, rows: int, dim: int) -> int:
+    """Numbers of partial sums that so many units leave, each of at most `rows` rows."""
+    return units * rows * max(LEAST_DOT, triton.next_power_of_2(dim))

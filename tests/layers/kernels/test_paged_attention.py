@@ -11,11 +11,19 @@ import torch
 from torch import Tensor
 
 from denim.layers.kernels.paged_attention import Tiles, attend_pages
-from denim.layers.kernels.split_keys import Workspace, kept_floats, most_units
+from denim.layers.kernels.split_keys import (
+    Cut,
+    Workspace,
+    kept_decode_units,
+    kept_floats,
+    kept_units,
+    most_units,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = 4
-SMALL = Tiles(16, 16, 128, 4, 1)
+SMALL = Tiles(16, 16, 4, 1)
+SOME = Cut(4, 128, 1024)
 TIGHT = {"atol": 2e-5, "rtol": 2e-5}
 
 
@@ -31,7 +39,7 @@ class Case:
     extra: int = 0
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
-    wave: int = 4
+    cut: Cut = SOME
     programs: int = 5
     tiles: Tiles = SMALL
     gated: bool = False
@@ -88,8 +96,10 @@ class Case:
         lengths, first = self.lengths[rows], rows.start or 0
         out = torch.full((sum(self.news), self.heads, self.dim), float("nan"), dtype=self.dtype)
         group = self.heads // self.kv_heads
-        shape = (group, self.dim, self.kv_heads, self.tiles.rows, self.wave)
-        floats = kept_floats(len(lengths), *shape, decode=self.decode)
+        units = kept_units(len(lengths), self.cut.wave)
+        if self.decode:
+            units = kept_decode_units(len(lengths), sum(lengths), self.kv_heads, self.cut)
+        floats = kept_floats(units, max(group, 16), self.dim)
         moved = [
             t.to(DEVICE)
             for t in (
@@ -109,7 +119,7 @@ class Case:
             0.3,
             self.tiles,
             workspace,
-            wave=self.wave,
+            cut=self.cut,
             programs=self.programs,
             out=out,
             gate=self.gate.to(DEVICE) if self.gated else None,
@@ -134,7 +144,7 @@ def test_decode_rows(heads: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("wave", [1, 4])
 @pytest.mark.parametrize("news", [[1, 1, 2, 5, 9], [1, 3, 4, 17, 40]], ids=str)
 def test_segments_behind_a_past(news: list[int], wave: int) -> None:
-    Case([1, 3, 4, 130, 200], news, 3, 1, 8, gated=True, wave=wave, programs=20).check()
+    Case([1, 3, 4, 130, 200], news, 3, 1, 8, gated=True, cut=Cut(wave, 128, 1 << 30), programs=20).check()
 
 
 def test_latents_are_keys_and_values() -> None:
@@ -162,7 +172,7 @@ def test_a_row_does_not_depend_on_its_company() -> None:
 
 def test_counters_survive_a_second_launch() -> None:
     case = Case([300, 17, 260], [1, 1, 1], 4, 2, 16, decode=True)
-    workspace = Workspace.of(kept_floats(3, 2, 16, 2, 16, case.wave, decode=True), DEVICE)
+    workspace = Workspace.of(1 << 14, DEVICE)
     assert torch.equal(case.attended(workspace=workspace), case.attended(workspace=workspace))
 
 
@@ -174,19 +184,27 @@ def test_bounds_hold(decode: bool) -> None:
         spans, kv_heads = (int(torch.randint(1, 9, (), generator=generator)) for _ in range(2))
         group, wave, rows = (2 ** int(torch.randint(0, 6, (), generator=generator)) for _ in range(3))
         rows *= 16
+        cut = Cut(wave, 128, 1024 if decode else 1 << 30)
         news = [1] * spans if decode else torch.randint(1, 400, (spans,), generator=generator).tolist()
         lengths = [new + int(torch.randint(0, 40_000, (), generator=generator)) for new in news]
         units = kept = 0
         for new, length in zip(news, lengths, strict=True):
             tiles = -(-new * group // rows)
             finest = -(-length * tiles * kv_heads // wave)
-            split = max(128, -(-finest // 128) * 128)
+            split = min(max(cut.least, -(-finest // 128) * 128), cut.most)
             splits = -(-length // split)
             units += tiles * splits * kv_heads
             kept += tiles * splits * kv_heads if splits > 1 else 0
-        assert units <= most_units(spans, sum(news), group, kv_heads, rows, wave)
-        row_numbers = (min(group, rows) if decode else rows) * 64
-        assert kept * row_numbers <= kept_floats(spans, group, 64, kv_heads, rows, wave, decode=decode)
+        if decode:
+            per_unit = min(group, rows)
+            floats = kept_floats(
+                kept_decode_units(spans, sum(lengths), kv_heads, cut), max(group, per_unit), 64
+            )
+        else:
+            assert units <= most_units(spans, sum(news), group, kv_heads, rows, wave)
+            per_unit = rows
+            floats = kept_floats(kept_units(spans, wave), rows, 64)
+        assert kept * per_unit * 64 <= floats
 
 
 def test_offsets_beyond_32_bits() -> None:

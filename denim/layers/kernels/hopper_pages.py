@@ -1,0 +1,114 @@
+"""What the attention kernels for Hopper share: pages as TMA sees them, and where a span's work begins.
+
+Owns the layout in shared memory. A page's keys (or values) of one KV head are [page_size, dim], and TMA
+brings them in pieces of [page_size, 64], 128 bytes a row, the width of the swizzle that wgmma reads. The
+pieces of a block lie column by column, so that together they are one [keys, dim] tile.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from denim.layers.kernels import split_keys
+
+LOG2_E = gl.constexpr(1.4426950408889634)
+COLUMNS = gl.constexpr(64)  # of a piece: 128 bytes of 16-bit numbers
+
+# The barrier of a program's warps has another name in Triton 3.6.
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+
+split_of = gluon.jit(split_keys.split_of.fn)
+
+
+@gluon.jit
+def add(a, b):
+    return a + b
+
+
+@gluon.jit
+def bring_block(
+    matrix,
+    pages,
+    full,
+    smem,
+    s,
+    offset: gl.constexpr,
+    page_size: gl.constexpr,
+    keys: gl.constexpr,
+    dim: gl.constexpr,
+):
+    """Have TMA bring a block of `keys` keys, or values, into place s of a ring; `full` tells when it is
+    there.
+
+    matrix: descriptor and column of `page_rows`, and rows from page to page; offset: rows from a page to what
+    is brought of it. pages: a list in memory, the block's first place in it, and the last place: behind it
+    that page is brought again, since blocks are whole."""
+    descriptor, column, page_stride = matrix
+    table_ptr, first_page, last_page = pages
+    per_block: gl.constexpr = keys // page_size
+    pieces: gl.constexpr = dim // COLUMNS
+    mbarrier.expect(full.index(s), keys * dim * 2)
+    for j in gl.static_range(per_block):
+        row = gl.load(table_ptr + gl.minimum(first_page + j, last_page)) * page_stride + offset
+        for c in gl.static_range(pieces):
+            target = smem.index((s * pieces + c) * per_block + j)
+            tma.async_copy_global_to_shared(descriptor, [row, column + c * COLUMNS], full.index(s), target)
+
+
+@gluon.jit
+def clear_behind(smem, s, left, keys: gl.constexpr, dim: gl.constexpr, dtype: gl.constexpr):
+    """Zeros for the values of a block behind the first `left`: what does not exist may be NaN, which a weight
+    of zero does not undo. For a group of four warps."""
+    plain: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    pieces: gl.constexpr = dim // COLUMNS
+    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    blocks = smem._reinterpret(dtype, [smem.shape[0] * smem.shape[1] // keys, keys, COLUMNS], shared)
+    n = gl.arange(0, keys, layout=gl.SliceLayout(1, plain))
+    for c in gl.static_range(pieces):
+        piece = blocks.index(s * pieces + c)
+        piece.store(gl.where((n < left)[:, None], piece.load(plain), 0.0))
+
+
+@gluon.jit
+def sigmoid_of(gate_ptr, at, mask):
+    gate = gl.load(gate_ptr + at, mask=mask, other=0.0).to(gl.float32)
+    return 1.0 / (1.0 + gl.exp2(-LOG2_E * gate))
+
+
+@cache
+def on_hopper(device: torch.device) -> bool:
+    """wgmma is there on compute capability 9.0 alone."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def suits(q: Tensor, kv: Tensor) -> bool:
+    """Whether the kernels take queries [T, heads, dim] over a layer's pages [pages, 2, page_size, kv_heads,
+    dim]: 16-bit numbers of one dtype, heads of 64, 128 or 256, and pages that are whole rows of all heads."""
+    _, _, page_size, kv_heads, dim = kv.shape
+    return (
+        on_hopper(q.device)
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and kv.dtype == q.dtype
+        and dim in (64, 128, 256)
+        and page_size in (8, 16, 32, 64)
+        and kv.stride(0) % (kv_heads * dim) == 0
+        and kv.stride()[1:] == (page_size * kv_heads * dim, kv_heads * dim, dim, 1)
+    )
+
+
+def page_rows(kv: Tensor) -> tuple[TensorDescriptor, int]:
+    """A layer's pages as a matrix with a row a token, [rows, kv_heads · dim], and the rows from page to page;
+    a page's values lie page_size rows behind its keys."""
+    pages, _, page_size, kv_heads, dim = kv.shape
+    width = kv_heads * dim
+    stride = kv.stride(0) // width
+    rows = (pages - 1) * stride + 2 * page_size
+    piece = gl.NVMMASharedLayout(128, 16, 2)
+    return TensorDescriptor(kv, [rows, width], [width, 1], [page_size, COLUMNS.value], piece), stride
