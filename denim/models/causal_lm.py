@@ -25,9 +25,6 @@ from denim.spec.model import ModelSpec
 
 Targets = dict[str, Tensor]
 
-# How many products ahead of its use a weight is fetched on CUDA, if the product before it has few rows.
-FETCHED_AHEAD = 1
-
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
@@ -98,11 +95,6 @@ class CausalLM(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack(keep=module is self.head and self.spec.tie_embeddings)
-        # Modules stand in the order in which they are used: what comes soon can be fetched ahead.
-        products = [module for module in self.blocks.modules() if isinstance(module, Linear)]
-        products.append(self.head)
-        for product, later in zip(products, products[FETCHED_AHEAD:], strict=False):
-            product.ahead = later.weight.data
 
     def targets(self, published: Container[str] = ()) -> Targets:
         """Published tensor name -> the memory that it is copied into, with the published shape.

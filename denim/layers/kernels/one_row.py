@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.fetch_ahead import fetch_ahead
+from denim.layers.kernels.fetch_ahead import NOTHING_AHEAD, Ahead, fetch_ahead
 from denim.recurrence.kernels.overlap import launch_options
 
 
@@ -30,7 +30,7 @@ def _one_row(
     add_ptr,
     out_ptr,
     ahead_ptr,
-    ahead_pieces,
+    ahead_lines,
     n,
     eps,
     gate_scale,
@@ -42,7 +42,8 @@ def _one_row(
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     ADD: tl.constexpr,
-    AHEAD: tl.constexpr,
+    LINE: tl.constexpr,
+    PER_THREAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """PACKED: x and the weight are pairs of bf16. They are taken apart behind the wait; taken as bf16, that
@@ -72,8 +73,8 @@ def _one_row(
         scale = tl.load(scale_ptr + at * pack, mask=inside, other=0.0)
         if PACKED:
             odd_scale = tl.load(scale_ptr + at * pack + 1, mask=inside, other=0.0)
-    if AHEAD:
-        fetch_ahead(ahead_ptr, ahead_pieces, WARPS)
+    if LINE:
+        fetch_ahead(ahead_ptr, ahead_lines, LINE, PER_THREAD, WARPS)
     if OVERLAP:
         tl_cuda.gdc_wait()
 
@@ -122,8 +123,7 @@ def launch_one_row(
     scale: Tensor | None,
     add: Tensor | None,
     out: Tensor,
-    ahead: Tensor | None,
-    ahead_pieces: int,
+    ahead: Ahead | None,
     *,
     eps: float,
     gated: bool,
@@ -139,14 +139,15 @@ def launch_one_row(
     packed = x.dtype == torch.bfloat16 and k % 2 == x.storage_offset() % 2 == weight.storage_offset() % 2 == 0
     if packed:
         x, weight = x.view(torch.int32), weight.view(torch.int32)
-    _one_row[(triton.cdiv(n, columns),)](
+    programs = triton.cdiv(n, columns)
+    _one_row[(programs,)](
         x,
         weight,
         scale,
         add,
         out,
-        ahead,
-        ahead_pieces,
+        None if ahead is None else ahead.weight,
+        0 if ahead is None else ahead.lines,
         n,
         eps,
         gate_scale,
@@ -158,8 +159,8 @@ def launch_one_row(
         NORM=scale is not None,
         GATED=gated,
         ADD=add is not None,
-        AHEAD=ahead is not None,
         OVERLAP=overlap,
         num_warps=warps,
+        **(NOTHING_AHEAD if ahead is None else ahead.options(programs, warps)),
         **launch_options(overlap),
     )
