@@ -191,9 +191,13 @@ def chunk_tokens(dtype: torch.dtype) -> int:
 
 
 def segments_of(table: ChunkTable, programs: int) -> int:
-    """Segments of the longest sequence, when each is walked by so many programs."""
-    wanted = FILLING // max(1, programs * len(table.slot_in))
-    return max(1, min(wanted, table.longest // LEAST_CHUNKS))
+    """Segments of the longest sequence, when each sequence is walked by so many programs.
+
+    A table in a captured graph has room for more sequences than there may be, and any of them may have all of
+    its chunks; so what counts is how many of the longest there can be.
+    """
+    sequences = max(1, len(table.chunks) // max(1, table.longest))
+    return max(1, min(FILLING // (programs * sequences), table.longest // LEAST_CHUNKS))
 
 
 def accumulation_chunks(

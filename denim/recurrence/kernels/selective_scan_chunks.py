@@ -181,8 +181,13 @@ def _scan(
         tl.store(target, h[i].to(state_ptr.dtype.element_ty), mask=real[None, :] & (n + i < states))
 
 
-def shares_of(channels: int, sequences: int, states: int) -> int:
-    """Threads that share the states of a channel, two states each at least; a power of two."""
+def shares_of(table: ChunkTable, channels: int, states: int) -> int:
+    """Threads that share the states of a channel, two states each at least; a power of two.
+
+    A table in a captured graph has room for more sequences than there may be; so what counts is how many of
+    the longest there can be.
+    """
+    sequences = max(1, len(table.chunks) // max(1, table.longest))
     shares = 1
     while shares < min(MOST_SHARES, states // 2) and channels * sequences * shares < FILLING:
         shares *= 2
@@ -230,7 +235,7 @@ def selective_scan_chunks(
         behind=AHEAD,
     )
     sequences = len(table.slot_in)
-    shares = shares_of(channels, sequences, block_n)
+    shares = shares_of(table, channels, block_n)
     block = THREADS // shares
     _scan[(triton.cdiv(channels, block), sequences)](
         x,

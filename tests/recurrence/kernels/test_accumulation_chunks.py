@@ -149,3 +149,15 @@ def test_padding_writes_nothing() -> None:
     out = kernel.accumulation_chunks(case.q, case.k, case.v, -case.bias.abs(), table, case.states)
     out, want = (torch.cat([t[0:1], t[38:71]]) for t in (out, want))
     case.check(out, want, {3: states[3], 2: states[2]}, BOUND[torch.float32])
+
+
+def test_segments_fill_the_device() -> None:
+    def segments(lengths: list[int], programs: int) -> int:
+        cu = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+        none = [-1] * len(lengths)
+        return kernel.segments_of(ChunkTable.of(cu, none, none, 64, "cpu"), programs)
+
+    assert segments([32768], 32) == kernel.FILLING // 32
+    assert segments([64 * kernel.LEAST_CHUNKS], 32) == 1  # too short
+    assert segments([4096] * 16, 32) == 1  # enough programs
+    assert segments([32768] + [64] * 7, 32) == segments([32768], 32)

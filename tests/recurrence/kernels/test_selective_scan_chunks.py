@@ -87,5 +87,10 @@ def test_equals_the_rule(
 
 
 def test_shares_fill_the_device() -> None:
-    assert [kernel.shares_of(8192, sequences, 16) for sequences in (1, 3, 16)] == [4, 2, 1]
-    assert kernel.shares_of(16, 1, 4) == 2
+    def shares(sequences: int, channels: int, n: int) -> int:
+        cu = [256 * i for i in range(sequences + 1)]
+        table = ChunkTable.of(cu, [-1] * sequences, [0] * sequences, kernel.CHUNK_TOKENS, "cpu")
+        return kernel.shares_of(table, channels, n)
+
+    assert [shares(sequences, 8192, 16) for sequences in (1, 3, 16)] == [4, 2, 1]
+    assert shares(1, 16, 4) == 2
