@@ -21,8 +21,8 @@ from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.kernels.exponentials import LOG2_E, exp, softplus
 
 LEAST_LOG_DECAY = tl.constexpr(-40.0)
-# Heads of a program.
-HEADS = 16
+# Heads of a program, and its warps.
+HEADS, WARPS = 16, 4
 
 
 class TimeStep(NamedTuple):
@@ -87,5 +87,6 @@ def decays_of(step: TimeStep, a_log: Tensor, table: ChunkTable, heads: int) -> T
         heads=heads,
         tokens=max(16, triton.next_power_of_2(table.size)),
         block=HEADS,
+        num_warps=WARPS,
     )
     return decays
