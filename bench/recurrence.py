@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from bench.report import environment
-from bench.rules import delta_decode, delta_prefill, error_cases, errors, other_rules, peers, tables
+from bench.rules import delta_decode, delta_prefill, error_cases, errors, kimi, other_rules, peers, tables
 from bench.rules.clock import Floors, floors
 from bench.rules.tables import Row
 
@@ -27,9 +27,9 @@ PEER_PACKAGES = ("fla-core", "flash-qla", "flashinfer-python", "mamba-ssm")
 SECTIONS: dict[str, Callable[[Floors], Iterator[Row]]] = {
     "decode": delta_decode.gated_delta_rows,
     "deferred": delta_decode.deferred_rows,
-    "kimi-decode": delta_decode.kimi_rows,
+    "kimi-decode": kimi.decode_rows,
     "prefill": delta_prefill.gated_delta_rows,
-    "kimi-prefill": delta_prefill.kimi_rows,
+    "kimi-prefill": kimi.prefill_rows,
     "other-decode": other_rules.decode_rows,
     "other-prefill": other_rules.prefill_rows,
 }

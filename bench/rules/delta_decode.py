@@ -28,7 +28,6 @@ HEADS = ((16, 16), (16, 32))  # key and value heads: Qwen3.5-0.8B, Qwen3.5-4B to
 BATCHES = (1, 8, 64, 256)
 DEFERRED_BATCHES = (128, 256, 512)
 RING = 16  # records a slot
-KIMI_HEADS = 32  # Kimi Linear
 MOST_SHARED_ROWS = 512  # as a layer has them
 
 
@@ -216,48 +215,6 @@ def _ring(step: Step, length: int) -> Ring:
 def _cycle(step: Step, ring: Ring, pending: list[Tensor], i: int) -> None:
     for records in pending:
         fused(step, i, ring, records)
-
-
-def kimi_rows(floors: Floors) -> Iterator[Row]:
-    """KDA: the rule alone, and fla's. Its fused step has the same state and a few more gates."""
-    for batch in BATCHES:
-        yield from _kimi(floors, step_of(KIMI_HEADS, KIMI_HEADS, batch))
-
-
-def _kimi(floors: Floors, step: Step) -> Iterator[Row]:
-    section, batch = "KDA decode, µs", step.batch
-    floor = floors.microseconds(2 * state_bytes(KIMI_HEADS, batch))
-    shape = f"{KIMI_HEADS} heads, batch {batch}"
-    q, k, v, _, b, _ = step.split()
-    q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
-    log_decay = -torch.rand(*b.shape, DIM, device="cuda")
-    beta = torch.rand(b.shape, device="cuda")
-    states = step.state.view(step.sets, batch, KIMI_HEADS, DIM, DIM)
-    yield Row(section, shape, "floor", floor)
-    yield measured(
-        section,
-        shape,
-        "rule",
-        lambda i: delta_rule_step(
-            q[i, :, 0],
-            k[i, :, 0],
-            v[i, :, 0],
-            log_decay[i, :, 0],
-            beta[i, :, 0],
-            step.slots[i],
-            step.state,
-        ),
-        step.sets,
-        floor,
-    )
-    yield measured(
-        section,
-        shape,
-        "fla",
-        lambda i: peers.fla_kimi_step(q[i], k[i], v[i], log_decay[i], beta[i], states[i])[0],
-        step.sets,
-        floor,
-    )
 
 
 def measured(

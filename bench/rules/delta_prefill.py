@@ -15,11 +15,10 @@ from torch import Tensor
 
 from bench.rules import peers
 from bench.rules.clock import Floors, sets_of
-from bench.rules.delta_decode import DIM, HEADS, KIMI_HEADS, measured
+from bench.rules.delta_decode import DIM, HEADS, measured
 from bench.rules.tables import Row, prompt_shape
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
-from denim.recurrence.kernels.kimi_delta_chunks import kimi_delta_chunks
 
 LENGTHS = ((512, 1), (2048, 1), (8192, 1), (32768, 1), (2048, 16))  # tokens of a sequence, sequences
 CHUNK = 64
@@ -149,38 +148,3 @@ def _flashinfer(
 ) -> Tensor:
     rows = (x[i] for x in inputs)
     return peers.flashinfer_delta_prefill(*rows, states[i], cu_seqlens, longest, split)[0]
-
-
-def kimi_rows(floors: Floors) -> Iterator[Row]:
-    """KDA: Denim and fla."""
-    for tokens, sequences in LENGTHS:
-        yield from _kimi(floors, prompt_of(tokens, sequences, KIMI_HEADS, KIMI_HEADS), tokens)
-
-
-def _kimi(floors: Floors, prompt: Prompt, tokens: int) -> Iterator[Row]:
-    section, sequences = "KDA prefill, µs", prompt.sequences
-    floor = delta_floor(floors, tokens, sequences, KIMI_HEADS, KIMI_HEADS)
-    shape = f"{KIMI_HEADS} heads, {prompt_shape(tokens, sequences)}"
-    sets = len(prompt.rows)
-    f = torch.randn(sets, prompt.tokens, KIMI_HEADS * DIM, dtype=torch.bfloat16, device="cuda")
-    dt_bias = torch.full((KIMI_HEADS * DIM,), -2.0, device="cuda")
-    tables = [prompt.table(i, CHUNK) for i in range(sets)]
-    yield Row(section, shape, "floor", floor)
-
-    def denim(i: int) -> Tensor:
-        return kimi_delta_chunks(
-            prompt.rows[i], prompt.b[i], f[i], prompt.a_log, dt_bias, tables[i], prompt.states
-        )
-
-    yield measured(section, shape, "Denim", denim, sets, floor)
-    q, k, v = prompt.split()
-    shaped = f.view(sets, prompt.tokens, KIMI_HEADS, DIM).float() + dt_bias.view(KIMI_HEADS, DIM)
-    log_decay = -prompt.a_log.exp().unsqueeze(-1) * torch.nn.functional.softplus(shaped)
-    del shaped
-    states = prompt.states.view(sets, sequences, KIMI_HEADS, DIM, DIM)
-
-    def fla(i: int) -> Tensor:
-        packed = (x[i].unflatten(0, (sequences, tokens)) for x in (q, k, v, log_decay, prompt.beta))
-        return peers.fla_kimi_prefill(*packed, states[i])[0]
-
-    yield measured(section, shape, "fla", fla, sets, floor)

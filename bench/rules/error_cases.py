@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.rules import peers
-from bench.rules.delta_decode import DIM, KIMI_HEADS
+from bench.rules.delta_decode import DIM
 from bench.rules.delta_prefill import CHUNK, Prompt, prompt_of
 from bench.rules.errors import Error, compared
+from bench.rules.kimi import KIMI_HEADS
 from bench.rules.other_rules import (
     BF16,
     LIGHTNING_DIM,
