@@ -24,9 +24,11 @@ from denim.cache.prefix_cache import PrefixCache
 from denim.cache.replay import Clock, TraceRequest, replay
 from denim.cache.spacing import OverlapDepths
 from denim.cache.tree import PrefixTree
+from denim.ledger.flops import CHUNK
 from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass
 
 GB = 10**9
+SEGMENT = 8192  # tokens prefilled in one step, for the policies that go by them
 
 
 class Geometry(NamedTuple):
@@ -125,7 +127,7 @@ def hit_rate(
     clock = Clock()
     order = order_of(Worth(tree, geometry.flops, classes[0].stride, classes[1].stride), clock)
     block = -(-geometry.state_bytes // geometry.token_bytes)
-    grid = Grid(block, OverlapDepths(4 * block))
+    grid = Grid(block, SEGMENT, CHUNK, OverlapDepths(4 * block))
     cache = PrefixCache(arena, tree, order, policy, grid, geometry.flops, arena.can_alloc)
     replay(trace, cache, arena, clock)
     cache.check()

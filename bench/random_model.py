@@ -48,7 +48,9 @@ def peer_model(name: str, dtype: str, device: str) -> Any:
 def engine(
     name: str, dtype: str, device: str, state_dict: dict[str, torch.Tensor] | None = None, **options: Any
 ) -> EngineCore:
-    """An engine over random weights, or over a peer's `state_dict`."""
+    """An engine over random weights, or over a peer's `state_dict`. It computes every prompt anew unless
+    `checkpoint_policy` says otherwise."""
+    options = {"checkpoint_policy": "none", **options}
     opts = EngineOptions.of(device=device, dtype=dtype, **options)
     spec = spec_of(name, dtype)
     if state_dict is None:

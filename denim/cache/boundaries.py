@@ -41,6 +41,17 @@ def chat_boundaries(render: Render, messages: Sequence[Message], prompt: Sequenc
     return sorted(position for position in found if 0 < position < len(prompt))
 
 
+def marked_positions(render: Render, messages: Sequence[Message], prompt: Sequence[int]) -> list[int]:
+    """Ends of the messages that carry `cache_control`, as positions of `prompt`: what the conversation up to
+    there shares with it."""
+    found = {
+        _shared(render, [list(messages[: place + 1])], prompt)
+        for place, message in enumerate(messages)
+        if message.get("cache_control")
+    }
+    return sorted(position for position in found if 0 < position < len(prompt))
+
+
 def _shared(render: Render, variants: list[list[Message]], prompt: Sequence[int]) -> int:
     """Tokens that the prompt shares with all of `variants`; 0 when the template refuses one."""
     shared = len(prompt) if variants else 0

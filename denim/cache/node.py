@@ -43,11 +43,11 @@ class Node:
     `lost` says why no checkpoint stands here although one stood or was wanted; None where none ever was.
     """
 
-    parent: Node | None
+    parent: Node | None = field(repr=False)
     start: int
     edge: Tokens
     pages: list[int] = field(default_factory=list)
-    children: dict[int, Node] = field(default_factory=dict)
+    children: dict[int, Node] = field(default_factory=dict, repr=False)
     checkpoint: Checkpoint | None = None
     below: int = 0
     users: int = 0

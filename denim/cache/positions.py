@@ -1,8 +1,7 @@
 """Where checkpoints are saved: the named policies.
 
 Owns one small function a policy. Each looks at one request and names positions of its prompt; whether the
-generation's end and the ends of prefill segments are kept as well is a fact of the policy. Knows nothing of
-trees or memory.
+generation's end is kept as well is a fact of the policy. Knows nothing of trees or memory.
 
 A position p stands for the first p tokens. None lies behind one token before the prompt's end: at least
 one token must be left to compute, or the same prompt again could not use it.
@@ -27,9 +26,6 @@ BLOCK = "block"  # on the grid of `align` and `all`
 
 KINDS = (PROMPT_END, GENERATION_END, BOUNDARY, MARK, JUNCTION, SPACED, BLOCK)
 
-NEAR = 64
-"""Tokens. With a boundary so close before it, a checkpoint at the prompt's end saves less than a chunk."""
-
 
 class Wanted(NamedTuple):
     position: int
@@ -53,12 +49,15 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Grid:
-    """Sizes that policies go by. block: tokens whose KV weighs as much as a checkpoint, on the chunk grid.
-
-    depths: how deep requests agreed with earlier ones so far.
+    """What policies go by. block: tokens whose KV weighs as much as a checkpoint, on the chunk grid.
+    segment: the most tokens that are prefilled in one step. chunk: what saves fewer tokens than a chunk is
+    not worth a checkpoint. depths: how deep requests agreed with earlier
+    ones so far.
     """
 
     block: int
+    segment: int
+    chunk: int
     depths: OverlapDepths
 
 
@@ -68,12 +67,11 @@ Strategy = Callable[[Sighting, Grid], list[Wanted]]
 @dataclass(frozen=True)
 class Policy:
     """`strategy` names positions inside the prompt. `generation_end`: the state that a request ends with is
-    kept. `segment_ends`: so is that at the end of a prefill segment which falls on the block grid."""
+    kept."""
 
     name: str
     strategy: Strategy
     generation_end: bool = False
-    segment_ends: bool = False
 
     def positions(self, sighting: Sighting, grid: Grid) -> list[Wanted]:
         """In order, each once, all behind the start and before the prompt's last token."""
@@ -89,6 +87,12 @@ def none(sighting: Sighting, grid: Grid) -> list[Wanted]:
     return []
 
 
+def align(sighting: Sighting, grid: Grid) -> list[Wanted]:
+    """The last block boundary in each prefill segment."""
+    goals = [*range(sighting.start + grid.segment, sighting.prompt, grid.segment), sighting.prompt - 1]
+    return [Wanted(goal // grid.block * grid.block, BLOCK) for goal in goals]
+
+
 def all_blocks(sighting: Sighting, grid: Grid) -> list[Wanted]:
     """Every block boundary."""
     return [Wanted(p, BLOCK) for p in range(grid.block, sighting.prompt, grid.block)]
@@ -102,24 +106,25 @@ def ends(sighting: Sighting, grid: Grid) -> list[Wanted]:
 def auto(sighting: Sighting, grid: Grid) -> list[Wanted]:
     """What the request marks, what the template names, where it leaves a known path, its end; and where no
     template says what will be shared, a few positions in a very long new part."""
-    wanted = [Wanted(p, MARK) for p in sighting.marks]
-    wanted += [Wanted(p, BOUNDARY) for p in sighting.boundaries]
-    if sighting.seen > sighting.start:
-        wanted.append(Wanted(sighting.seen, JUNCTION))
-    if not any(sighting.prompt - NEAR <= p < sighting.prompt for p in sighting.boundaries):
-        wanted += ends(sighting, grid)
+    optional = [Wanted(p, BOUNDARY) for p in sighting.boundaries[:-1]]
+    optional.append(Wanted(sighting.seen, JUNCTION))
+    if not any(sighting.prompt - grid.chunk <= p < sighting.prompt for p in sighting.boundaries):
+        optional += ends(sighting, grid)
     if not sighting.boundaries:
         known = max(sighting.start, sighting.seen)
-        wanted += [Wanted(p, SPACED) for p in grid.depths.spaced(known, sighting.prompt)]
-    return wanted
+        optional += [Wanted(p, SPACED) for p in grid.depths.spaced(known, sighting.prompt)]
+    # The last boundary is what the next turn begins from, however short this turn is.
+    asked = [Wanted(p, MARK) for p in sighting.marks]
+    asked += [Wanted(p, BOUNDARY) for p in sighting.boundaries[-1:]]
+    return asked + [wanted for wanted in optional if wanted.position - sighting.start >= grid.chunk]
 
 
 POLICIES = {
     policy.name: policy
     for policy in (
         Policy("none", none),
-        Policy("align", none, segment_ends=True),
-        Policy("all", all_blocks, segment_ends=True),
+        Policy("align", align),
+        Policy("all", all_blocks),
         Policy("ends", ends, generation_end=True),
         Policy("auto", auto, generation_end=True),
     )

@@ -26,6 +26,9 @@ from denim.cache.tree import PrefixTree, Walk
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT
 
+HasRoom = Callable[[Mapping[str, int]], bool]
+"""Whether so many entries of each class can be allocated now."""
+
 
 class Namespace(NamedTuple):
     """Sequences of different namespaces share nothing, equal tokens or not."""
@@ -59,8 +62,8 @@ class Lease(NamedTuple):
 
 
 class PrefixCache:
-    """`order` must price the same `tree`. `flops(tokens)`: of a prefill from nothing. `has_room(need)`:
-    whether the arena can give so many entries of each class now, joining scattered free memory if it must.
+    """`order` must price the same `tree`. `flops(tokens)`: of a prefill from nothing. `has_room` may
+    join scattered free memory.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class PrefixCache:
         policy: Policy,
         grid: Grid,
         flops: Callable[[int], float],
-        has_room: Callable[[Mapping[str, int]], bool],
+        has_room: HasRoom,
     ) -> None:
         self.tree = tree
         self.order = order
@@ -97,10 +100,18 @@ class PrefixCache:
                 return Hit(node.end, node.checkpoint.slot, pages, partial, walk.seen, node, walk)
         return Hit(0, -1, [], False, walk.seen, None, walk)
 
-    def begin(self, hit: Hit, tokens: Tokens) -> Lease:
-        """Count a request that begins from `hit`, found just now, and mark its path as in use."""
-        self.account.note_request(hit.walk.nodes, hit.seen, hit.position, len(tokens))
-        if hit.seen:
+    def lease(self) -> Lease:
+        """For a request that does not begin from the cache, but may leave something behind."""
+        return Lease(None, self._epoch)
+
+    def begin(self, hit: Hit, tokens: Tokens, counted: bool = True) -> Lease:
+        """A request begins from `hit`, found just now; its path is marked as in use.
+
+        `counted`: whether it is part of the account; a request that begins once more is not.
+        """
+        if counted:
+            self.account.note_request(hit.walk.nodes, hit.seen, hit.position, len(tokens))
+        if hit.seen and counted:
             self.grid.depths.note(hit.seen)
         self.tree.touch(hit.walk.nodes)
         for node in reversed(hit.walk.nodes):  # the deepest that served, or would have served
@@ -148,18 +159,18 @@ class PrefixCache:
 
     def save(
         self, namespace: Namespace, tokens: Tokens, pages: Sequence[int], slot: int, kind: str, lease: Lease
-    ) -> bool:
+    ) -> Node | None:
         """Keep a checkpoint after `tokens` (at least one): `slot` stands for just them, `pages` hold them.
 
-        Takes over the caller's hold of the slot and shares the pages. False, and nothing taken, when one
+        Takes over the caller's hold of the slot and shares the pages. None, and nothing taken, when one
         stands there already or the cache was reset since `lease`. The caller may go on writing to the
         positions of the last page behind the tokens.
         """
         if lease.epoch != self._epoch:
-            return False
+            return None
         node = self.tree.extend(namespace, tokens)
         if node.checkpoint is not None:
-            return False
+            return None
         if self._has_slots:
             self._arena.expect(slot, len(tokens))
         self.tree.place(node, Checkpoint(slot, kind), pages)
@@ -169,7 +180,7 @@ class PrefixCache:
             self.order.covered(base)
         self.account.saved += 1
         self._forget_ids()
-        return True
+        return node
 
     def remember(self, namespace: Namespace, tokens: Tokens, lease: Lease) -> None:
         """Know these tokens without keeping anything for them, so that a junction with them is seen."""
@@ -205,11 +216,12 @@ class PrefixCache:
 
     # Reports
 
-    def cached(self) -> dict[str, int]:
+    def only_cached(self) -> dict[str, list[int]]:
         """Entries that only the cache holds, by class: what could be evicted. O(entries)."""
         return {
-            name: sum(self._arena.holders(name, entry) == times for entry, times in entries.items())
+            name: [entry for entry, times in entries.items() if self._arena.holders(name, entry) == times]
             for name, entries in self.tree.held().items()
+            if entries
         }
 
     def stats(self) -> dict[str, Any]:

@@ -82,15 +82,15 @@ def _replay_one(request: TraceRequest, cache: PrefixCache, arena: Arena) -> None
             if place >= 0:
                 arena.commit(place, position)
             taken = cache.save(namespace, head, pages, place, kind, lease)
-            assert taken or place < 0, "reserved, but not taken"
+            assert taken is not None or place < 0, "reserved, but not taken"
     applied = request.tokens[:-1]  # the last token was drawn, and never applied
-    kept = False
+    kept = None
     if cache.policy.generation_end:
         if slot >= 0:
             arena.commit(slot, len(applied))
         kept = cache.save(namespace, applied, pages, slot, GENERATION_END, lease)
     cache.remember(namespace, request.tokens, lease)
-    if slot >= 0 and not kept:
+    if slot >= 0 and kept is None:
         arena.release(SLOT, [slot])
     if pages:
         arena.release(PAGE, pages)

@@ -6,13 +6,13 @@ start-up line. Knows nothing of requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import monotonic
 
 from denim.cache.eviction import GreedyDual, LeastRecent, Order, Worth
 from denim.cache.expected import Expected
 from denim.cache.positions import POLICIES, Grid
-from denim.cache.prefix_cache import PrefixCache
+from denim.cache.prefix_cache import HasRoom, PrefixCache
 from denim.cache.spacing import OverlapDepths
 from denim.cache.tree import PrefixTree
 from denim.ledger.flops import CHUNK, prefill_flops
@@ -65,14 +65,15 @@ def block_tokens(layout: ArenaLayout, chunk: int) -> int:
 def open_cache(
     spec: ModelSpec,
     arena: Arena,
-    has_room: Callable[[Mapping[str, int]], bool],
+    has_room: HasRoom,
     policy: str,
+    segment: int,
     chunk: int = CHUNK,
     order: str = "expected",
     now: Callable[[], float] = monotonic,
 ) -> PrefixCache:
-    """An empty cache over `arena`. `policy` and `order` are names of `POLICIES` and `ORDERS`; `now` gives
-    seconds."""
+    """An empty cache over `arena`. `policy` and `order` are names of `POLICIES` and `ORDERS`; `segment`: the
+    most tokens that are prefilled in one step; `now` gives seconds."""
     layout = arena.layout
     page, slot = (layout.size_class(name).stride if layout.has(name) else 0 for name in (PAGE, SLOT))
     slots = arena.num_slabs * (layout.size_class(SLOT).count if layout.has(SLOT) else 1)
@@ -81,12 +82,13 @@ def open_cache(
     tree = PrefixTree(arena, IDS_FACTOR * tokens)
     flops = prefill_curve(spec, chunk)
     worth = Worth(tree, flops, page, slot)
-    grid = Grid(block, OverlapDepths(SPACED_EACH * block if slot else 0))
+    grid = Grid(block, segment, chunk, OverlapDepths(SPACED_EACH * block if slot else 0))
     return PrefixCache(arena, tree, ORDERS[order](worth, now), POLICIES[policy], grid, flops, has_room)
 
 
-def describe_cache(layout: ArenaLayout, num_slabs: int, policy: str) -> str:
-    """The start-up line: what an otherwise empty arena holds, in prefixes; and when there can be no hit."""
+def describe_cache(layout: ArenaLayout, num_slabs: int, policy: str, longest: int) -> str:
+    """The start-up line: what an otherwise empty arena holds, in prefixes of up to `longest` tokens; and when
+    there can be no hit."""
     if policy == "none":
         return "prefixes are not reused between requests (checkpoint_policy is none)"
     if not can_hit(layout, num_slabs):
@@ -94,12 +96,10 @@ def describe_cache(layout: ArenaLayout, num_slabs: int, policy: str) -> str:
             "prefixes can never be reused: the arena has no room for a checkpoint beside one running request;"
             " raise memory"
         )
-    held = []
-    for tokens in SHOWN_LENGTHS:
-        n = requests_that_fit(layout, num_slabs, tokens)
-        if n:
-            held.append(f"{n:,} of {tokens:,} tokens")
-    return f"prefix cache ({policy}): holds " + ", or ".join(held or ["prefixes of few tokens"])
+    lengths = [tokens for tokens in SHOWN_LENGTHS if tokens <= longest] or [longest]
+    fits = {tokens: requests_that_fit(layout, num_slabs, tokens) for tokens in lengths}
+    held = ", or ".join(f"{n:,} of {tokens:,} tokens" for tokens, n in fits.items() if n)
+    return f"prefix cache ({policy}): holds {held or 'short prefixes'}"
 
 
 def can_hit(layout: ArenaLayout, num_slabs: int) -> bool:

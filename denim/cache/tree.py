@@ -181,12 +181,14 @@ class PrefixTree:
         return changed
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop everything. Nodes that somebody still knows own nothing then."""
         for node in self.nodes():
             if node.pages:
                 self._arena.release(PAGE, node.pages)
+                node.pages = []
             if node.checkpoint is not None and node.checkpoint.slot >= 0:
                 self._arena.release(SLOT, [node.checkpoint.slot])
+            node.checkpoint = None
         self._roots.clear()
         self._bare.clear()
         self.bare_ids = self.checkpoints = 0

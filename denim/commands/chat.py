@@ -39,7 +39,7 @@ class Chat:
         Raises RequestError when the conversation cannot be served (too long, no template, …).
         """
         asked = [*self.messages, {"role": "user", "content": text}]
-        prompt = self.llm.render(asked, enable_thinking=self.thinking)
+        prompt = self.llm.read_chat(asked, enable_thinking=self.thinking)
         deltas = self.llm.stream(prompt, self.params)
         pace, parts = Pace(), []
         with ctrl_c_ends_the_answer() as interrupt:

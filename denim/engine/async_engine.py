@@ -10,15 +10,17 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from denim.engine.cache_wishes import NO_WISHES, CacheWishes
 from denim.engine.core import EngineCore
 from denim.engine.log import show_log
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
-from denim.engine.prompts import Prompt
+from denim.engine.prompts import Prompt, ReadPrompt
+from denim.engine.tokenizer import Message
 from denim.errors import DenimError
 from denim.sampling_params import SamplingParams
 
@@ -60,24 +62,28 @@ class AsyncEngine:
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ReadPrompt,
         params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
+        cache: CacheWishes = NO_WISHES,
     ) -> AsyncIterator[StreamDelta]:
         """The request's deltas as they come. Leaving the iteration early, by `break` with `aclose` or by
-        cancellation, aborts the request.
+        cancellation, aborts the request. `prompt` may have been read before (`read_chat`).
 
         Raises RequestError when it cannot be served, EngineClosedError when the engine ends first.
         """
-        read = await asyncio.to_thread(self._core.read, prompt)  # long texts must not hold up the others
+        if isinstance(prompt, ReadPrompt):
+            read = prompt
+        else:  # long texts must not hold up the others
+            read = await asyncio.to_thread(self._core.read, prompt)
         client = _Client()
         started: asyncio.Future[str] = client.loop.create_future()
 
         def add() -> None:
             try:
-                id_ = self._core.add(read, params, request_id=request_id, priority=priority)
+                id_ = self._core.add(read, params, request_id=request_id, priority=priority, cache=cache)
             except Exception as error:
                 _resolve(client.loop, started, error)
             else:
@@ -102,6 +108,14 @@ class AsyncEngine:
     async def abort(self, request_id: str) -> None:
         """End a request at once; its iteration gets a last delta with finish_reason "abort"."""
         self._post(lambda: self._abort(request_id))
+
+    async def read_chat(self, messages: Sequence[Message], **template_options: Any) -> ReadPrompt:
+        """The prompt of a conversation for `generate`; see `EngineCore.read_chat`."""
+        return await asyncio.to_thread(self._core.read_chat, messages, **template_options)
+
+    async def reset_prefix_cache(self) -> None:
+        """See `EngineCore.reset_prefix_cache`."""
+        await self._ask(self._core.reset_prefix_cache)
 
     async def stats(self) -> dict[str, Any]:
         """See `EngineCore.stats`."""

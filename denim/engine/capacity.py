@@ -12,6 +12,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
+from denim.cache.sizing import describe_cache
 from denim.engine.options import EngineOptions
 from denim.errors import CapacityError
 from denim.ledger.budget import (
@@ -88,8 +89,9 @@ def plan_capacity(
     return Capacity(num_slabs, max_model_len, max_num_seqs, batched, weights)
 
 
-def describe(spec: ModelSpec, layout: ArenaLayout, capacity: Capacity) -> str:
-    """The start-up line: dtypes, the arena, what one request costs, how many of which length fit."""
+def describe(spec: ModelSpec, layout: ArenaLayout, capacity: Capacity, policy: str) -> str:
+    """The start-up line: dtypes, the arena, what one request costs, how many of which length fit, and what
+    the prefix cache holds with checkpoint policy `policy`."""
     arena = size_text(capacity.num_slabs * layout.slab_bytes)
     cost = []
     if layout.has(SLOT):
@@ -102,7 +104,7 @@ def describe(spec: ModelSpec, layout: ArenaLayout, capacity: Capacity) -> str:
         f"{size_text(capacity.weight_bytes)} of weights; {_dtypes(spec, layout)}; "
         f"arena {arena} ({capacity.num_slabs} slabs of {size_text(layout.slab_bytes)}); a request costs"
         f" {' + '.join(cost)}; fits {fits}; at most {capacity.max_num_seqs} run at once;"
-        " prefixes are not reused between requests"
+        f" {describe_cache(layout, capacity.num_slabs, policy, capacity.max_model_len)}"
     )
 
 

@@ -7,12 +7,16 @@ Owns the parts of one engine (model, memory, scheduler, runner) and the record o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from numbers import Integral
 from typing import Any
 
+from denim.cache.boundaries import chat_boundaries, marked_positions
+from denim.cache.prefix_cache import HasRoom, Namespace, PrefixCache
+from denim.cache.sizing import open_cache
+from denim.engine.cache_wishes import NO_WISHES, CacheWishes
 from denim.engine.capacity import describe, plan_capacity
 from denim.engine.completion import Completion
 from denim.engine.in_flight import InFlight
@@ -20,6 +24,7 @@ from denim.engine.loading import LoadedModel, load
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import Prompt, PromptReader, ReadPrompt
+from denim.engine.tokenizer import Message, need_tokenizer
 from denim.errors import DenimError, RequestError
 from denim.layers.paged_attention import StepLimits
 from denim.ledger.preemption import recompute_rule
@@ -36,6 +41,7 @@ from denim.runner.sampler import SamplingState
 from denim.sampling_params import SamplingParams
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.request import Family, Request
+from denim.scheduler.reuse import Reuse
 from denim.scheduler.scheduler import Scheduler
 
 log = logging.getLogger("denim")
@@ -81,7 +87,12 @@ class EngineCore:
         wish = options.async_scheduling
         self._overlap = device.type == "cuda" if wish is None else wish
         self._open_books()
-        log.info("%s on %s: %s", self.loaded.name, device, describe(spec, self.layout, capacity))
+        log.info(
+            "%s on %s: %s",
+            self.loaded.name,
+            device,
+            describe(spec, self.layout, capacity, options.checkpoint_policy),
+        )
 
     def _open_books(self) -> None:
         """Bookkeeping of memory and requests, empty. The bytes of the arena stay where they are."""
@@ -96,11 +107,18 @@ class EngineCore:
         self.arena = Arena(self.layout, capacity.num_slabs, on_free)
         self.swap = SwapSpace(parse_bytes("swap_space", self.options.swap_space))
         rule = recompute_rule(self.spec, self.layout.request_bytes, self.loaded.device.type)
-        self.scheduler = Scheduler(config, self.arena, self.swap, rule)
+        self.scheduler = Scheduler(config, self.arena, self.swap, rule, self._cache_maker())
         self.runner = Runner(self._forward, self.arena, self.swap)
         self.requests: dict[str, InFlight] = {}
         self._flight: Flight | None = None  # a step whose outcome has not been taken
         self._request_of: dict[int, str] = {}
+
+    def _cache_maker(self) -> Callable[[HasRoom], PrefixCache] | None:
+        policy, arena = self.options.checkpoint_policy, self.arena
+        if policy == "none":
+            return None
+        segment, chunk = self.capacity.max_num_batched_tokens, self.options.chunk_size
+        return lambda has_room: open_cache(self.spec, arena, has_room, policy, segment, chunk)
 
     @contextmanager
     def _books(self, clean: type[BaseException] | tuple[()] = ()) -> Iterator[None]:
@@ -129,6 +147,23 @@ class EngineCore:
         """Tokenise and check a prompt, which `add` does too; from any thread."""
         return self._reader.read(prompt)
 
+    def read_chat(self, messages: Sequence[Message], **template_options: Any) -> ReadPrompt:
+        """The prompt of a conversation, with the positions that its next turn will share; from any thread.
+        `template_options` go to the chat template. Raises RequestError."""
+        tokenizer = need_tokenizer(self.tokenizer, "A chat")
+        tokens = tokenizer.apply_chat_template(messages, **template_options)
+        read = self.read(tokens)
+        if self.options.checkpoint_policy != "auto":
+            return read
+
+        def render(later: list[Message]) -> list[int]:
+            return tokenizer.apply_chat_template(later, add_generation_prompt=False, **template_options)
+
+        return read._replace(
+            boundaries=chat_boundaries(render, messages, tokens),
+            marks=marked_positions(render, messages, tokens),
+        )
+
     def add(
         self,
         prompt: Prompt | ReadPrompt,
@@ -136,6 +171,7 @@ class EngineCore:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        cache: CacheWishes = NO_WISHES,
     ) -> str:
         """Queue a request; returns its id. Raises RequestError, with nothing kept, when it cannot run."""
         read = prompt if isinstance(prompt, ReadPrompt) else self.read(prompt)
@@ -151,12 +187,14 @@ class EngineCore:
         # A positive seed for whoever gave none; -1 would mean none again.
         params = params.resolve(self.defaults, seed=derive_seed(self.options.seed, self._accepted) >> 1)
         params.check_vocab(self.spec.vocab_size)
+        cache.check_prompt(len(read.tokens))
         in_flight = InFlight.of(request_id, read, params)
         family = Family() if params.n > 1 else None
         with self._books(clean=DenimError):
             try:
                 for index in range(params.n):
-                    self._add_completion(in_flight, index, params, int(priority), family)
+                    reuse = self._reuse(read, cache)
+                    self._add_completion(in_flight, index, params, int(priority), family, reuse)
             except DenimError:
                 for id_ in in_flight.completions:
                     self.scheduler.abort(id_)
@@ -180,6 +218,11 @@ class EngineCore:
     def let_go(self, request_id: str) -> None:
         """Abort before the next step or report. For finalisers, which may run in the middle of anything."""
         self._let_go.append(request_id)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all prefixes. Requests that run keep what they began from, and leave nothing behind."""
+        with self._books():
+            self.scheduler.prefixes.reset()
 
     @property
     def has_work(self) -> bool:
@@ -258,7 +301,9 @@ class EngineCore:
         """Note what a step produced, and end what it completed. What ended while it ran gets no more."""
         deltas = []
         for id_ in result.failed:
-            if id_ in self._request_of:
+            if id_ not in self._request_of:  # it ended with the step before, and may have left something
+                self.scheduler.prefixes.discard(id_)
+            else:
                 log.error("request %s: logits are not finite; it ends with an error", self._request_of[id_])
                 deltas.append(self._end(id_, "error"))
         for id_, reports in result.prompt_logprobs.items():
@@ -275,6 +320,7 @@ class EngineCore:
             in_flight = self.requests[request_id]
             if in_flight.metrics.first_token_time is None:
                 in_flight.note_token()
+                in_flight.output.num_cached_tokens = self.scheduler.cached_tokens(id_)
             try:
                 delta = in_flight.completions[id_].accept(token, result.logprobs.get(id_))
             except Exception:
@@ -294,17 +340,17 @@ class EngineCore:
         preempted_swap, preempted_recompute; prefix; steps, captured_steps (those that ran from a graph);
         tokens (applied, over all steps)."""
         self._sweep()
-        prefix = {"queries": 0, "hit_tokens": 0, "query_tokens": 0, "lost": {}}
+        prefixes = self.scheduler.prefixes
         graphs = self._forward.graphs
         captured = 0 if graphs is None else graphs.replays
         counted = {
-            "prefix": prefix,
+            "prefix": prefixes.stats(),
             "steps": self.steps,
             "captured_steps": captured,
             "tokens": self.tokens,
         }
         absent = {"pages": _NONE, "slots": _NONE}  # a model without attention has no pages, say
-        return absent | self.arena.stats() | self.scheduler.stats() | counted
+        return absent | self.arena.stats(prefixes.only_cached()) | self.scheduler.stats() | counted
 
     def check(self) -> None:
         """Raises AssertionError when an invariant of memory or scheduler is broken."""
@@ -314,7 +360,13 @@ class EngineCore:
     # Parts
 
     def _add_completion(
-        self, in_flight: InFlight, index: int, params: SamplingParams, priority: int, family: Family | None
+        self,
+        in_flight: InFlight,
+        index: int,
+        params: SamplingParams,
+        priority: int,
+        family: Family | None,
+        reuse: Reuse | None,
     ) -> None:
         """Queue completion `index`; the first one also reports the prompt's log-probabilities."""
         output, ends = in_flight.output, self.defaults.end_token_ids
@@ -325,17 +377,26 @@ class EngineCore:
         completion = Completion(output.request_id, index, params, sampling, max_tokens, ends, self.tokenizer)
         scored = params.prompt_logprobs if index == 0 else None
         id_ = next(self._ids)
-        self.scheduler.add(Request(id_, prompt, max_tokens, sampling, priority, scored, family))
+        self.scheduler.add(Request(id_, prompt, max_tokens, sampling, priority, scored, family, reuse))
         in_flight.add(id_, completion)
+
+    def _reuse(self, read: ReadPrompt, cache: CacheWishes) -> Reuse | None:
+        """What one completion has to do with the prefix cache."""
+        if self.options.checkpoint_policy == "none":
+            return None
+        marks = [*read.marks, *map(int, cache.cache_control)]
+        return Reuse(Namespace(cache.cache_salt), not cache.no_store, read.boundaries, marks)
 
     def _fail(self, plan: StepPlan, error: BaseException, deltas: list[StreamDelta]) -> BaseException | None:
         """End every request of a step that did not complete; their memory holds nothing of use. If entries
-        were to move in it, nobody's memory is certain any more, and all requests end.
+        were to move in it, nobody's memory is certain any more, and all requests end. The prefix cache is
+        emptied, as the step may have been about to write to what it holds.
 
         Returns `error` if it is for the caller, such as an interrupt.
         """
         ids = [part.request_id for group in (plan.spans, plan.swap_out, plan.swap_in) for part in group]
         ids += self._request_of if plan.moves else ()
+        self.scheduler.prefixes.reset()
         ended = [self._end(id_, "error") for id_ in dict.fromkeys(ids) if id_ in self._request_of]
         deltas += ended
         if not isinstance(error, Exception):

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
+from denim.engine.cache_wishes import CacheWishes
 from denim.engine.core import EngineCore
 from denim.engine.log import show_log
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import RequestOutput, StreamDelta
-from denim.engine.prompts import Prompt
+from denim.engine.prompts import Prompt, ReadPrompt
 from denim.engine.tokenizer import Message, Tokenizer, need_tokenizer
 from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
@@ -72,25 +73,30 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt | ReadPrompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] = 0,
+        cache_salt: str | None = None,
+        cache_control: Sequence[int] = (),
+        no_store: bool = False,
     ) -> list[RequestOutput]:
         """Complete prompts, each a string or a list of token ids; outputs come in the same order.
 
         One `params` (None: the defaults) and one `priority` (lower goes first) for all, or one for each.
+        `cache_salt`, `cache_control`, `no_store`: see `CacheWishes`; for all.
         Raises RequestError for a prompt that cannot be served, before any of them runs.
         """
         batch = _as_list(prompts)
         each_params = _for_each(params, SamplingParams, len(batch), "params")
         each_priority = _for_each(priority, Integral, len(batch), "priority")
+        cache = CacheWishes(cache_salt, cache_control, no_store)
         ids: list[str] = []
         outputs = []
         try:
             for prompt, one, order in zip(batch, each_params, each_priority, strict=True):
                 with self._turn:
-                    ids.append(self.core.add(prompt, one, priority=order))
+                    ids.append(self.core.add(prompt, one, priority=order, cache=cache))
                     outputs.append(self.core.requests[ids[-1]].output)
             while not all(output.finished for output in outputs):
                 self._step()
@@ -101,14 +107,22 @@ class LLM:
         return outputs
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        prompt: Prompt | ReadPrompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        cache_control: Sequence[int] = (),
+        no_store: bool = False,
     ) -> DeltaStream:
         """One request, piece by piece. Other requests go on meanwhile.
 
         Raises RequestError at once when it cannot be served.
         """
+        cache = CacheWishes(cache_salt, cache_control, no_store)
         with self._turn:
-            return DeltaStream(self, self.core.add(prompt, params, priority=priority))
+            return DeltaStream(self, self.core.add(prompt, params, priority=priority, cache=cache))
 
     def _step(self) -> None:
         with self._turn:
@@ -126,7 +140,12 @@ class LLM:
         (`enable_thinking=False`, `tools=…`)."""
         several = bool(messages) and isinstance(messages[0], (list, tuple))
         conversations: Sequence[Any] = messages if several else [messages]
-        return self.generate([self.render(one, **template_options) for one in conversations], params)
+        return self.generate([self.read_chat(one, **template_options) for one in conversations], params)
+
+    def read_chat(self, messages: Sequence[Message], **template_options: Any) -> ReadPrompt:
+        """What `chat` sends for a conversation: its prompt, and where the next turn will still agree with it.
+        `stream` takes it as well."""
+        return self.core.read_chat(messages, **template_options)
 
     def render(self, messages: Sequence[Message], **template_options: Any) -> list[int]:
         """The prompt, as token ids, that `chat` sends for a conversation."""
@@ -144,11 +163,13 @@ class LLM:
             self.core.check()
 
     def reset_prefix_cache(self) -> None:
-        """Forget all prefixes that no running request uses. This version keeps none."""
+        """Forget all prefixes. Requests that run keep what they began from, and leave nothing behind."""
+        with self._turn:
+            self.core.reset_prefix_cache()
 
 
-def _as_list(prompts: Any) -> list[Prompt]:
-    if isinstance(prompts, str):
+def _as_list(prompts: Any) -> list[Prompt | ReadPrompt]:
+    if isinstance(prompts, str | ReadPrompt):
         return [prompts]
     if isinstance(prompts, bytes | bytearray | memoryview) or not isinstance(prompts, Sequence):
         raise RequestError(f"prompts are a string, a list of token ids, or a list of either; got {prompts!r}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from denim.cache.positions import POLICIES
 from denim.errors import ConfigError
 from denim.layers.paged_attention import BACKENDS
 from denim.ledger.units import parse_bytes
@@ -25,8 +26,7 @@ LIMITS = {"page_size": 4096, "chunk_size": 512}
 
 # Options of the stable interface whose feature has not landed, with the one value that is right without it.
 NOT_YET = {
-    "checkpoint_policy": ("none", "prefixes are not reused between requests"),
-    "checkpoint_dtype": ("auto", "there are no checkpoints"),
+    "checkpoint_dtype": ("auto", "checkpoints have the dtype of states"),
     "host_memory": (0, "there is no host tier; preempted requests go to swap_space"),
     "disk_cache": (None, "there is no disk tier"),
     "speculative": (None, "there is no speculation"),
@@ -62,6 +62,9 @@ class EngineOptions:
     recurrence_backend: in which form the linear layers' rules run: "triton" or "torch"; "flashinfer",
         "flashqla" or "fla" for the prefill of Gated DeltaNet, what they cannot do staying with Triton; "auto"
         takes the fastest.
+    checkpoint_policy: which prefixes are kept for later requests: "none"; "ends" of prompt and generation;
+        "auto": ends, what the chat template shares with the next turn, where requests part, and what requests
+        ask for; "align" and "all": fixed blocks, as other engines do.
     debug: freed slots and pages are filled with NaN, and invariants are checked after every step.
     """
 
@@ -84,7 +87,7 @@ class EngineOptions:
     attention_backend: str = "auto"
     recurrence_backend: str = "auto"
     tensor_parallel_size: int = 1
-    checkpoint_policy: str = "none"
+    checkpoint_policy: str = "auto"
     speculative: dict[str, Any] | None = None
     deterministic: bool = False
     seed: int = 0
@@ -102,7 +105,11 @@ class EngineOptions:
             supported = DTYPES + FP8_NAMES if name == "kv_dtype" else DTYPES
             if getattr(self, name) not in supported:
                 raise ConfigError(f"{name}={getattr(self, name)!r}; supported: {', '.join(supported)}")
-        for name, known in (("attention_backend", BACKENDS), ("recurrence_backend", WISHES)):
+        for name, known in (
+            ("attention_backend", BACKENDS),
+            ("recurrence_backend", WISHES),
+            ("checkpoint_policy", tuple(POLICIES)),
+        ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name}={getattr(self, name)!r}; supported: {', '.join(known)}")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "chunk_size"):

@@ -15,10 +15,13 @@ Prompt = str | Sequence[int]
 
 
 class ReadPrompt(NamedTuple):
-    """A prompt that was checked. `text` is None where it came as token ids."""
+    """A prompt that was checked. `text` is None where it came as token ids. `boundaries`: positions that the
+    chat template names for the prefix cache; `marks`: those that messages ask for themselves."""
 
     text: str | None
     tokens: list[int]
+    boundaries: Sequence[int] = ()
+    marks: Sequence[int] = ()
 
 
 class PromptReader:

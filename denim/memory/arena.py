@@ -236,13 +236,18 @@ class Arena:
         """{"slabs", "pages", "slots"}: {total, used, cached, free}, in entries.
 
         `total` is what the arena could hold of that class alone, `free` what could be allocated now.
-        `cached` of a class is the number of entries that only a cache holds, which it passes in; `used`
-        counts the others.
+        `cached` of a class, and of "slab", is the number of entries (slabs) that only a cache holds, which it
+        passes in; `used` counts the others.
         """
         cached = cached or {}
-        empty = len(self._empty)
+        empty, only = len(self._empty), cached.get("slab", 0)
         report = {
-            "slabs": {"total": self.num_slabs, "used": self.num_slabs - empty, "cached": 0, "free": empty}
+            "slabs": {
+                "total": self.num_slabs,
+                "used": self.num_slabs - empty - only,
+                "cached": only,
+                "free": empty,
+            }
         }
         for name, pool in self._pools.items():
             report[name + "s"] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from denim.errors import RequestError
 from denim.memory.arena import Arena
@@ -17,6 +17,9 @@ from denim.memory.layout import PAGE, SLOT
 from denim.memory.swap import SwapSpace
 from denim.runner.plan import Swap
 from denim.scheduler.request import Request, Status
+
+MakeRoom = Callable[[Mapping[str, int]], bool]
+"""Whether so many entries of each class can be allocated now, after whatever it takes."""
 
 
 class Holdings:
@@ -44,13 +47,13 @@ class Holdings:
                 "memory"
             )
 
-    def has_room(self, tokens: int, shared: int, headroom: int) -> bool:
-        """Whether a request of so many known tokens, `shared` of its pages existing already, can be taken in
-        now with `headroom` pages still free then. Scattered free memory is joined where that helps."""
+    def has_room(self, tokens: int, shared: int, headroom: int, make_room: MakeRoom) -> bool:
+        """Whether `make_room` finds room for a request of so many known tokens, `shared` of its pages
+        existing already, with `headroom` pages still free then."""
         need = {SLOT: 1} if self.has_slots else {}
         if self.has_pages:
             need[PAGE] = self.pages_for(tokens) - shared + headroom
-        return self.compactor.make_room(need)
+        return make_room(need)
 
     def take(self, request: Request, shared: Sequence[int]) -> None:
         """Give the request a slot and the pages of its known tokens, the first of them shared ones."""
@@ -69,10 +72,10 @@ class Holdings:
             return []
         return [r for r in requests if len(r.pages) * size < len(r.tokens) and not r.exhausted]
 
-    def grow(self, request: Request) -> bool:
-        """Add the pages that the known tokens lack; False when there is none left."""
+    def grow(self, request: Request, make_room: MakeRoom) -> bool:
+        """Add the pages that the known tokens lack; False when `make_room` finds none."""
         while len(request.pages) < self.pages_for(len(request.tokens)):
-            if not self.compactor.make_room({PAGE: 1}):
+            if not make_room({PAGE: 1}):
                 return False
             request.pages.extend(self.arena.alloc_many(PAGE, 1) or ())
         return True
@@ -98,20 +101,23 @@ class Holdings:
     def swap_out_of(self, request: Request) -> Swap:
         """The way to the host, from where everything lies before this step's moves."""
         swap = self.swap_in_of(request)
-        slot = self.compactor.sources(SLOT, [swap.slot])[0]
+        slot = self.compactor.sources(SLOT, [request.state_slot])[0]
         return swap._replace(slot=slot, pages=self.compactor.sources(PAGE, swap.pages))
 
-    def check(self, requests: Iterable[Request]) -> None:
-        """Raises AssertionError unless exactly these requests account for all that is held."""
+    def check(self, requests: Iterable[Request], cached: Mapping[str, Counter[int]]) -> None:
+        """Raises AssertionError unless exactly these requests and a cache that holds `cached` account for all
+        that is held."""
         self.arena.check()
         self.swap.check()
-        pages: Counter[int] = Counter()
-        slots: Counter[int] = Counter()
+        pages, slots = Counter(cached[PAGE]), Counter(cached[SLOT])
         swapped_bytes = 0
         for request in requests:
             pages.update(request.pages)
             if request.slot >= 0:
                 slots[request.slot] += 1
+            if request.reuse is not None:
+                assert request.reuse.source < 0, f"{request.id} copies a page outside of a step"
+                slots.update(slot for slot in (request.reuse.state, request.reuse.reserved) if slot >= 0)
             if self.swap.holds(request.id):
                 swapped_bytes += self.arena.layout.request_bytes(request.computed)
             if request.status is Status.RUNNING:
@@ -122,8 +128,8 @@ class Holdings:
                 assert self.swap.holds(request.id) == (request.status is Status.SWAPPED)
         assert self.swap.used_bytes == swapped_bytes, "swap space is held by nobody"
         stats = self.arena.stats()
-        for name, held_by_requests in ((PAGE, pages), (SLOT, slots)):
-            for entry, holders in held_by_requests.items():
+        for name, held in ((PAGE, pages), (SLOT, slots)):
+            for entry, holders in held.items():
                 assert self.arena.holders(name, entry) == holders, f"{name} {entry}: wrong number of holders"
             if self.arena.layout.has(name):
-                assert stats[name + "s"]["used"] == len(held_by_requests), f"a {name} is held by nobody"
+                assert stats[name + "s"]["used"] == len(held), f"a {name} is held by nobody"

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from denim.memory.layout import SLOT
+from denim.scheduler.reuse import Reuse
 
 UNKNOWN = -1  # a token that a step draws and the host has not seen yet
 
@@ -47,6 +48,7 @@ class Request:
     `priority`: lower goes first (vLLM's meaning). `sampling` is handed to the runner unread, and must not
     be None. `prompt_logprobs`: how many top log-probabilities to report for each prompt token, None for
     no report; with a family it is asked from one member only. `family` is one object for all members.
+    `reuse`: what it has to do with the prefix cache; None: nothing.
     """
 
     id: int
@@ -56,6 +58,7 @@ class Request:
     priority: int = 0
     prompt_logprobs: int | None = None
     family: Family | None = None  # None from the moment a member is on its own
+    reuse: Reuse | None = None
 
     status: Status = field(default=Status.WAITING, init=False)
     finish_reason: str | None = field(default=None, init=False)
@@ -96,20 +99,27 @@ class Request:
         return len(self.tokens) - self.computed
 
     @property
+    def state_slot(self) -> int:
+        """The slot that holds the state after `computed` tokens: its own, or a checkpoint's."""
+        reuse = self.reuse
+        return self.slot if reuse is None or reuse.state < 0 else reuse.state
+
+    @property
     def fork_point(self) -> int:
         """Where a leader stops for its family: one token of the prompt is left to every member."""
         return len(self.prompt_ids) - 1
 
     def moved(self, name: str, targets: Mapping[int, int]) -> int:
         """Entries have new ids, old -> new. Returns how many of its own were among them."""
+        changed = 0 if self.reuse is None else self.reuse.moved(name, targets)
         if name == SLOT:
             if self.slot not in targets:
-                return 0
+                return changed
             self.slot = targets[self.slot]
-            return 1
+            return changed + 1
         if targets.keys().isdisjoint(self.pages):
-            return 0
-        changed = sum(page in targets for page in self.pages)
+            return changed
+        changed += sum(page in targets for page in self.pages)
         self.pages = array("i", [targets.get(page, page) for page in self.pages])
         return changed
 

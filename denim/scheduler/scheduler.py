@@ -27,22 +27,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count, islice
 
+from denim.cache.node import Node
+from denim.cache.prefix_cache import HasRoom, Hit, PrefixCache
 from denim.errors import CapacityError, RequestError
 from denim.memory.arena import Arena
 from denim.memory.swap import SwapSpace
 from denim.runner.plan import PageCopy, StepPlan
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.holdings import Holdings
+from denim.scheduler.prefixes import Prefixes
 from denim.scheduler.queue import RequestQueue
 from denim.scheduler.request import UNKNOWN, Request, Status
+from denim.scheduler.room import Room
 from denim.scheduler.spans import deal_spans
 from denim.scheduler.step_draft import StepDraft
 
 
 class Scheduler:
-    """`recompute_cheaper(tokens)`: whether computing so many tokens again beats moving them out and in."""
+    """`recompute_cheaper(tokens)`: whether computing so many tokens again beats moving them out and in.
+    `open_cache(has_room)`: the prefix cache, given what joins scattered free memory; None: no cache."""
 
     def __init__(
         self,
@@ -50,6 +56,7 @@ class Scheduler:
         arena: Arena,
         swap: SwapSpace,
         recompute_cheaper: Callable[[int], bool],
+        open_cache: Callable[[HasRoom], PrefixCache] | None = None,
     ) -> None:
         self.config = config
         self.requests: dict[int, Request] = {}  # all that have not finished
@@ -62,7 +69,11 @@ class Scheduler:
         self._preemptions = {"swap": 0, "recompute": 0}
         self._out: list[StepPlan] = []  # launched, not yet updated; the older first
         self._step = StepDraft()  # in the making, within `schedule`
-        self._holdings.compactor.watch(self)
+        compactor = self._holdings.compactor
+        compactor.watch(self)
+        cache = None if open_cache is None else open_cache(compactor.make_room)
+        self.prefixes = Prefixes(arena, cache, config.chunk_size)
+        self._room = Room(arena, compactor, cache)
 
     # Requests come and go
 
@@ -96,6 +107,7 @@ class Scheduler:
         request.leave_family()
         request.status = Status.FINISHED
         request.finish_reason = reason
+        self.prefixes.finish(request, reason)
         self._holdings.release(request)
         self._holdings.swap.drop(request.id)
         return True
@@ -114,6 +126,7 @@ class Scheduler:
         step = self._step = StepDraft()
         self._grow(step)
         self._admit(step)
+        self.prefixes.reserve(self._running, self.config.max_num_batched_tokens)
         plan = step.plan
         plan.spans.extend(deal_spans(self._running, self.config, self._holdings, step.forks, step.held))
         self._dissolve_families(plan)
@@ -137,11 +150,15 @@ class Scheduler:
         could not be started, finish the requests of its spans and swaps instead."""
         self._out.append(plan)
         requests, commit = self.requests, self._arena.commit
+        if plan.page_copies:
+            self.prefixes.copied(requests[started] for started in self._step.started)
         for span in plan.spans:
             request = requests[span.request_id]
             request.computed = end = span.start + len(span.tokens)
-            if request.slot >= 0:
-                commit(request.slot, end)
+            if span.slot_out >= 0:
+                commit(span.slot_out, end)
+            if request.reuse is not None and not request.reuse.idle:
+                self.prefixes.launched(request, span)
             if span.all_logits:
                 request.scored = end
             if span.sampling is not None:
@@ -161,14 +178,17 @@ class Scheduler:
             request = find(span.request_id)
             if request is not None and span.sampling is not None:
                 request.tokens[span.start + len(span.tokens)] = tokens[request.id]
+        self.prefixes.settled(span.request_id for plan in self._out for span in plan.spans)
 
     # Phases of a step
 
     def _grow(self, step: StepDraft) -> None:
-        """Give every running request the page of its next token; the last give way where none is left."""
+        """Give every running request the page of its next token; where none is left checkpoints go, then
+        what was reserved for them, then the last requests give way."""
         for request in self._holdings.short_of_pages(self._running):
-            while request.status is Status.RUNNING and not self._holdings.grow(request):
-                self._preempt(step, self._running[-1])
+            while request.status is Status.RUNNING and not self._holdings.grow(request, self._make_room):
+                if not self.prefixes.drop_reserved(self._running):
+                    self._preempt(step, self._running[-1])
 
     def _admit(self, step: StepDraft) -> None:
         """Start or resume waiting requests, in order, as long as the first of them has room.
@@ -178,24 +198,43 @@ class Scheduler:
         while self._waiting:
             head = self._waiting[0]
             leader = head.family.leader if head.family else None
-            if leader is not None and leader.computed < leader.fork_point:
+            if leader is not None and (leader.computed < leader.fork_point or leader.id in step.started):
                 return
-            room = self._has_room(head, leader)
+            hit = self.prefixes.find(head) if leader is None and head.status is Status.WAITING else None
+            if self.prefixes.awaits(head, hit, self._running):
+                return
+            room, hit = self._has_room(head, leader, hit)
             if not room and not (self._running and self._running[-1].priority > head.priority):
                 return
             if self._tokens_before(head, room) >= self.config.max_num_batched_tokens:
                 return
             if room:
-                self._start(step, head, leader)
+                self._start(step, head, leader, hit)
             else:
                 self._preempt(step, self._running[-1])
 
-    def _has_room(self, head: Request, leader: Request | None) -> bool:
-        """Whether a seat and memory are free for `head`, which shares a leader's full pages."""
+    def _has_room(self, head: Request, leader: Request | None, hit: Hit | None) -> tuple[bool, Hit | None]:
+        """Whether a seat and memory are free for `head`, which shares a leader's full pages or those of
+        `hit`; and what it can begin from now: making room may move the hit, or take it if nothing else helps.
+        """
         running = len(self._running)
         if running >= self.config.max_running:
-            return False
-        return self._holdings.has_room(len(head.tokens), len(self._shareable(leader)), headroom=running)
+            return False, hit
+        tokens = len(head.tokens)
+        while hit is not None and hit.position:
+            shared = len(hit.pages) - hit.partial
+            beside_hit = partial(self._make_room, keep=hit.node)
+            if self._holdings.has_room(tokens, shared, running, beside_hit):
+                return True, self.prefixes.find(head)
+            without = partial(self._room.is_enough, running=self._running)
+            if not self._holdings.has_room(tokens, 0, running, without) or not self._room.give_up(hit):
+                return False, hit
+            hit = self.prefixes.find(head)
+        room = self._holdings.has_room(tokens, len(self._shareable(leader)), running, self._make_room)
+        return room, self.prefixes.find(head) if hit is not None else None
+
+    def _make_room(self, need: Mapping[str, int], keep: Node | None = None) -> bool:
+        return self._room.make(need, self._running, keep)
 
     def _shareable(self, leader: Request | None) -> Sequence[int]:
         """The leader's pages that are full at the fork point: nobody writes to them any more."""
@@ -207,10 +246,11 @@ class Scheduler:
         stay = islice(self._running, len(self._running) - (not room))
         return sum(r.remaining for r in stay if not r.exhausted and (r.key < head.key or r.remaining == 1))
 
-    def _start(self, step: StepDraft, request: Request, leader: Request | None) -> None:
+    def _start(self, step: StepDraft, request: Request, leader: Request | None, hit: Hit | None) -> None:
         """Give a waiting or swapped request its memory and let it run."""
         self._waiting.remove(request)
-        shared = self._shareable(leader)
+        step.started.add(request.id)
+        shared = self._shareable(leader) if hit is None else hit.pages[: len(hit.pages) - hit.partial]
         self._holdings.take(request, shared)
         if request.status is Status.SWAPPED:
             if request.slot >= 0:
@@ -220,14 +260,19 @@ class Scheduler:
             assert (leader.prompt_ids, leader.priority) == (request.prompt_ids, request.priority)
             request.leave_family()
             request.computed = leader.computed
-            step.forks[request.id] = leader.slot
+            self.prefixes.begin_as_member(request, leader)
+            step.forks[request.id] = leader.state_slot
             step.held.add(leader.id)
             if request.pages and leader.computed % self._holdings.page_size:
                 at = len(shared)  # the page that is partly filled
                 step.plan.page_copies.append(PageCopy(leader.pages[at], request.pages[at]))
-        elif request.family is not None:
-            request.family.unstarted -= 1
-            request.family.leader = request
+        else:
+            copy = self.prefixes.begin(request, hit)
+            if copy is not None:
+                step.plan.page_copies.append(copy)
+            if request.family is not None:
+                request.family.unstarted -= 1
+                request.family.leader = request
         request.status = Status.RUNNING
         self._running.insert(request)
 
@@ -246,6 +291,7 @@ class Scheduler:
         else:
             request.computed = 0
             request.status = Status.WAITING
+        self.prefixes.release(request)
         self._holdings.release(request)
         self._preemptions["swap" if swap else "recompute"] += 1
         request.preemptions += 1
@@ -259,6 +305,11 @@ class Scheduler:
                 request.leave_family()
 
     # Reports
+
+    def cached_tokens(self, request_id: int) -> int:
+        """Prompt tokens that a running request did not have to compute."""
+        reuse = self.requests[request_id].reuse
+        return 0 if reuse is None else reuse.cached
 
     def stats(self) -> dict[str, int]:
         """Requests running, waiting and swapped now, and how often one was preempted either way so far."""
@@ -274,7 +325,8 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError when queues, requests and memory do not agree. Not to be called between
         `schedule` and the plan's launch."""
-        self._holdings.check(self.requests.values())
+        self._holdings.check(self.requests.values(), self.prefixes.held())
+        self.prefixes.check()
         assert len(self._running) <= self.config.max_running
         assert len(self._running) + len(self._waiting) == len(self.requests)
         for queue, statuses in (
@@ -291,7 +343,7 @@ class Scheduler:
                 unknown = request.tokens.count(UNKNOWN)
                 assert unknown <= len(self._out), f"{request.id} waits for more tokens than there are steps"
                 if request.slot >= 0:
-                    self._arena.expect(request.slot, request.computed)
+                    self._arena.expect(request.state_slot, request.computed)
         unstarted = Counter(request.family for request in self._waiting if request.family is not None)
         for family in {request.family for request in self.requests.values() if request.family is not None}:
             assert family.unstarted == unstarted[family], "a family has lost count of its members"

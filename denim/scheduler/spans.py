@@ -40,7 +40,11 @@ def deal_spans(
             behind.append(request)
         elif request.id in held:
             continue
-        elif request.id in forks or request.prompt_logprobs is not None:
+        elif (
+            request.id in forks
+            or request.prompt_logprobs is not None
+            or (request.reuse is not None and request.reuse.state >= 0)
+        ):
             spans.append(_span(request, known, holdings, forks.get(request.id)))
         else:  # what nearly every row of nearly every step is, so without detours
             slot = request.slot
@@ -63,20 +67,24 @@ def _segment_end(request: Request, left: int, grid: int) -> int:
         goal = request.fork_point
     if request.computed < request.scored:
         goal = min(goal, request.scored)  # computed again: what was reported is not reported twice
+    if request.reuse is not None and request.reuse.next_save is not None:
+        goal = min(goal, request.reuse.next_save)
     end = request.computed + left
     return goal if end >= goal else max(end // grid * grid, request.computed)
 
 
 def _span(request: Request, end: int, holdings: Holdings, fork: int | None = None) -> Span:
-    """Tokens `request.computed` to `end`, read from slot `fork` if given, else from the request's own."""
-    start, prompt = request.computed, request.num_prompt
-    slot_in = fork if fork is not None else request.slot if start else -1
+    """Tokens `request.computed` to `end`, read from slot `fork` if given, else from where the request's state
+    lies, and written to its own slot or, where a checkpoint is wanted, to that one's."""
+    start, prompt, reuse = request.computed, request.num_prompt, request.reuse
+    slot_in = fork if fork is not None else request.state_slot if start else -1
+    slot_out = reuse.reserved if reuse is not None and end == reuse.next_save else request.slot
     if slot_in >= 0:
         holdings.arena.expect(slot_in, start)
     num_pages = holdings.pages_for(end)
     pages = request.pages if num_pages == len(request.pages) else request.pages[:num_pages]
     sampling = request.sampling if end == len(request.tokens) else None
-    span = Span(request.id, start, request.tokens[start:end], pages, slot_in, request.slot, sampling)
+    span = Span(request.id, start, request.tokens[start:end], pages, slot_in, slot_out, sampling)
     if request.prompt_logprobs is None or not request.scored <= start < prompt - 1:
         return span
     follows = request.tokens[end] if end < prompt else -1

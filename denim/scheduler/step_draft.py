@@ -15,12 +15,13 @@ from denim.runner.plan import PageCopy, StepPlan
 
 @dataclass
 class StepDraft:
-    """`forks`: member of a family -> slot of its leader, which it begins from. `held`: leaders that wait
-    while members read their slot."""
+    """`forks`: member of a family -> slot of its leader's state, which it begins from. `held`: leaders that
+    wait while members read it. `started`: requests that begin or resume in this step."""
 
     plan: StepPlan = field(default_factory=lambda: StepPlan([], [], [], []))
     forks: dict[int, int] = field(default_factory=dict)
     held: set[int] = field(default_factory=set)
+    started: set[int] = field(default_factory=set)
 
     def moved(self, name: str, targets: Mapping[int, int]) -> int:
         """What comes behind the step's moves names entries by their new ids, and swap-outs by the old ones.

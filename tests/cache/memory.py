@@ -81,7 +81,7 @@ class World:
             tree,
             self.order,
             POLICIES[policy],
-            Grid(8, OverlapDepths(64)),
+            Grid(8, 64, 1, OverlapDepths(64)),
             worth.flops,
             self.arena.can_alloc,
         )
@@ -147,27 +147,27 @@ class World:
         self.arena.commit(slot, request.computed)
         self.saved[slot] = (request.namespace, tuple(head))
         kept = self.cache.save(request.namespace, head, request.pages, slot, kind, request.lease)
-        if not kept:
+        if kept is None:
             self.arena.release(SLOT, [slot])
-        return kept
+        return kept is not None
 
     def finish(self, request: Running, donate: bool) -> bool:
         """The end; the slot becomes a checkpoint if `donate` and none stands there."""
         head = request.tokens[: request.computed]
-        kept = False
+        kept = None
         if donate and request.computed:
             kept = self.cache.save(
                 request.namespace, head, request.pages, request.slot, "generation end", request.lease
             )
-            if kept and request.slot >= 0:
+            if kept is not None and request.slot >= 0:
                 self.saved[request.slot] = (request.namespace, tuple(head))
         self.cache.remember(request.namespace, request.tokens, request.lease)
-        if request.slot >= 0 and not kept:
+        if request.slot >= 0 and kept is None:
             self.arena.release(SLOT, [request.slot])
         if request.pages:
             self.arena.release(PAGE, request.pages)
         self.cache.end(request.lease)
-        return kept
+        return kept is not None
 
     def run(self, tokens: list[int], saves: tuple[int, ...] = (), namespace: Namespace = Namespace()) -> int:  # noqa: B008
         """One request from begin to end; returns the position that it began from."""

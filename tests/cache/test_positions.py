@@ -7,7 +7,6 @@ from denim.cache.positions import (
     BOUNDARY,
     JUNCTION,
     MARK,
-    NEAR,
     POLICIES,
     PROMPT_END,
     SPACED,
@@ -16,10 +15,11 @@ from denim.cache.positions import (
     Wanted,
 )
 from denim.cache.spacing import OverlapDepths
+from denim.ledger.flops import CHUNK
 
 
 def grid(block: int = 100, tokens_each: int = 0) -> Grid:
-    return Grid(block, OverlapDepths(tokens_each))
+    return Grid(block, 150, CHUNK, OverlapDepths(tokens_each))
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -35,18 +35,20 @@ def test_positions_lie_behind_the_start_and_leave_a_token(name: str, prompt: int
 def test_plain_policies() -> None:
     sighting = Sighting(250)
     assert POLICIES["none"].positions(sighting, grid()) == []
-    assert POLICIES["align"].positions(sighting, grid()) == []
+    assert POLICIES["align"].positions(sighting, grid()) == [Wanted(100, BLOCK), Wanted(200, BLOCK)]
+    assert POLICIES["align"].positions(Sighting(420, start=90), grid()) == [
+        Wanted(p, BLOCK) for p in (200, 300, 400)
+    ]
     assert POLICIES["all"].positions(sighting, grid()) == [Wanted(100, BLOCK), Wanted(200, BLOCK)]
     assert POLICIES["ends"].positions(sighting, grid()) == [Wanted(249, PROMPT_END)]
     assert {name for name, policy in POLICIES.items() if policy.generation_end} == {"ends", "auto"}
-    assert {name for name, policy in POLICIES.items() if policy.segment_ends} == {"align", "all"}
 
 
 def test_auto_takes_what_it_is_told() -> None:
-    sighting = Sighting(500, start=10, seen=40, boundaries=[20, 200], marks=[300])
+    sighting = Sighting(500, start=10, seen=140, boundaries=[120, 200], marks=[300])
     assert POLICIES["auto"].positions(sighting, grid()) == [
-        Wanted(20, BOUNDARY),
-        Wanted(40, JUNCTION),
+        Wanted(120, BOUNDARY),
+        Wanted(140, JUNCTION),
         Wanted(200, BOUNDARY),
         Wanted(300, MARK),
         Wanted(499, PROMPT_END),
@@ -56,15 +58,22 @@ def test_auto_takes_what_it_is_told() -> None:
 def test_a_boundary_close_to_the_end_stands_for_it() -> None:
     near, far = (
         POLICIES["auto"].positions(Sighting(500, boundaries=[500 - distance]), grid())
-        for distance in (NEAR, NEAR + 1)
+        for distance in (CHUNK, CHUNK + 1)
     )
-    assert near == [Wanted(500 - NEAR, BOUNDARY)]
-    assert far == [Wanted(500 - NEAR - 1, BOUNDARY), Wanted(499, PROMPT_END)]
+    assert near == [Wanted(500 - CHUNK, BOUNDARY)]
+    assert far == [Wanted(500 - CHUNK - 1, BOUNDARY), Wanted(499, PROMPT_END)]
 
 
 def test_one_position_is_saved_once_for_its_best_reason() -> None:
-    sighting = Sighting(100, seen=60, boundaries=[60], marks=[60])
-    assert POLICIES["auto"].positions(sighting, grid())[0] == Wanted(60, MARK)
+    sighting = Sighting(100, seen=70, boundaries=[70], marks=[70])
+    assert POLICIES["auto"].positions(sighting, grid())[0] == Wanted(70, MARK)
+
+
+def test_what_saves_less_than_a_chunk_is_left_out_unless_it_is_asked_for() -> None:
+    short = Sighting(100, start=40, seen=60, boundaries=[50, 98], marks=[45])
+    assert POLICIES["auto"].positions(short, grid()) == [Wanted(45, MARK), Wanted(98, BOUNDARY)]
+    assert POLICIES["auto"].positions(Sighting(CHUNK), grid()) == []
+    assert POLICIES["auto"].positions(Sighting(CHUNK + 1), grid()) == [Wanted(CHUNK, PROMPT_END)]
 
 
 def test_only_the_new_part_of_a_very_long_prompt_is_spaced() -> None:

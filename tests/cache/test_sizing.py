@@ -35,10 +35,11 @@ def test_a_block_weighs_as_much_as_a_checkpoint() -> None:
 
 
 def test_the_start_up_line() -> None:
-    line = describe_cache(LAYOUT, 1000, "auto")
-    assert line.startswith("prefix cache (auto): holds ") and " of 8,192 tokens" in line
-    assert "can never" in describe_cache(LAYOUT, 2, "auto")
-    assert "not reused" in describe_cache(LAYOUT, 1000, "none")
+    line = describe_cache(LAYOUT, 1000, "auto", 32768)
+    assert line.startswith("prefix cache (auto): holds ") and line.endswith(" of 8,192 tokens")
+    assert describe_cache(LAYOUT, 1000, "auto", 100).endswith(" of 100 tokens")
+    assert "can never" in describe_cache(LAYOUT, 2, "auto", 100)
+    assert "not reused" in describe_cache(LAYOUT, 1000, "none", 100)
     assert not can_hit(LAYOUT, 2) and can_hit(LAYOUT, 3)
 
 
@@ -48,7 +49,7 @@ def test_time_in_the_tree_at_32k_tokens_and_10_000_nodes() -> None:
     chance = random.Random(0)
     arena = Arena(layout, 40_000)
     clock = Clock()
-    cache = open_cache(SPEC, arena, arena.can_alloc, "auto", now=clock)
+    cache = open_cache(SPEC, arena, arena.can_alloc, "auto", segment=8192, now=clock)
     pages = arena.alloc_many(PAGE, 2048 + 8)
     long = as_tokens([chance.randrange(1000) for _ in range(32_768)])
 

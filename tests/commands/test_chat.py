@@ -24,7 +24,7 @@ class Echo:
         self.options: dict[str, Any] = {}
         self.on_stream: Any = lambda: None
 
-    def render(self, messages: list[dict[str, str]], **options: Any) -> list[int]:
+    def read_chat(self, messages: list[dict[str, str]], **options: Any) -> list[int]:
         if messages[-1]["content"] == "too long":
             raise RequestError("the prompt is too long")
         self.sent.append(messages)

@@ -230,7 +230,7 @@ def test_a_failing_step_in_which_entries_move(
 ) -> None:
     """Where they lie is uncertain then: all end, those too that were not in the step."""
     folder, judge = mute
-    core = core_of(folder, max_num_seqs=30, max_num_batched_tokens=40)
+    core = core_of(folder, max_num_seqs=30, max_num_batched_tokens=40, checkpoint_policy="none")
     outputs = [add(core, 20, seed) for seed in range(24)]
     while core.stats()["running"] < 18:
         core.step()

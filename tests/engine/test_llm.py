@@ -390,6 +390,6 @@ def test_stats_have_the_keys_of_the_design(llm: LLM) -> None:
         assert stats[kind].keys() == {"total", "used", "cached", "free"}
         assert stats[kind]["total"] == stats[kind]["free"] > 0
     assert {"running", "waiting", "swapped", "prefix", "steps", "tokens"} <= stats.keys()
-    assert stats["prefix"].keys() == {"queries", "hit_tokens", "query_tokens", "lost"}
+    assert {"queries", "hit_tokens", "query_tokens", "lost"} <= stats["prefix"].keys()
     llm.reset_prefix_cache()
     llm.check()

@@ -41,7 +41,7 @@ from tests.tiny import VOCAB
             "tensor_parallel_size=2 is not supported in this version.*leave it at 1",
         ),
         ({"speculative": {"method": "ngram"}}, "there is no speculation"),
-        ({"checkpoint_policy": "all"}, "leave it at 'none'"),
+        ({"checkpoint_policy": "some"}, "checkpoint_policy='some'; supported: none, align, all, ends, auto"),
         ({"deterministic": True}, "not bit-equal across batches"),
         ({"max_len": 5}, "unknown option 'max_len'; known: model, device"),
     ],

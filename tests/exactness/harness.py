@@ -51,6 +51,7 @@ class Way:
         after ever longer gaps, so that those that must compute all again get to their end. 0: never.
     swap: what gives way moves to the host even where the ledger says that computing again is cheaper.
     recycled: before the first request others have used the memory, and were aborted or ended.
+    warm: the same requests have run before, in the same way; these here begin from what those left.
     moving: before every step some live entries move to other places.
     forks: completions asked of every request that asks for one; all must be alike (greedy) or equal what
         the request with the next seed gives (random).
@@ -63,6 +64,7 @@ class Way:
     bump: int = 0
     swap: bool = False
     recycled: bool = False
+    warm: bool = False
     moving: bool = False
     forks: int = 1
     shuffled: bool = False
@@ -72,7 +74,7 @@ class Way:
         return replace(self, options={**self.options, **options})
 
 
-COLD = Way(company="alone")
+COLD = Way({"checkpoint_policy": "none"}, company="alone")
 
 Change = Callable[[Way], Way]
 
@@ -92,6 +94,11 @@ def preempted(swap: bool) -> Change:
     )
 
 
+def warm(policy: str) -> Change:
+    """All requests run a second time, on what checkpoints of this policy the first time left."""
+    return lambda way: replace(way, warm=True).with_options(checkpoint_policy=policy)
+
+
 AXES: dict[str, dict[str, Change]] = {
     "segments": {
         "whole": change(),
@@ -100,6 +107,11 @@ AXES: dict[str, dict[str, Change]] = {
     "company": {name: change(company=name) for name in ("alone", "together", "joining")},
     "preempted": {"never": change(), "swapped": preempted(swap=True), "recomputed": preempted(swap=False)},
     "memory": {"roomy": change(), "tight": change(slabs=0), "moving": change(moving=True, recycled=True)},
+    "prefixes": {
+        "none": option(checkpoint_policy="none"),
+        "cold": change(),
+        **{name: warm(name) for name in ("auto", "ends", "align", "all")},
+    },
     "slots": {"fresh": change(), "recycled": change(recycled=True)},
     "forks": {"1": change(), "3": change(forks=3)},
     "order": {"given": change(), "shuffled": change(shuffled=True)},
@@ -154,17 +166,22 @@ class Run(NamedTuple):
 def run(folder: Path, cases: Sequence[Case], way: Way = COLD) -> Run:
     """Run `cases` in one way, with freed memory full of NaN and all invariants checked after every step.
 
-    At the end nothing may be left in memory.
+    At the end nothing may be left in memory but what the prefix cache keeps, and gives back.
     """
     core = make_core(folder, cases, way)
     driver = _Driver(core, cases, way)
     if way.recycled:
         driver.dirty_all_memory()
+    if way.warm:
+        _Driver(core, cases, replace(way, bump=0)).drive()
     driver.drive()
     stats = core.stats()
     assert not core.has_work
     assert [stats[kind]["used"] for kind in ("slabs", "pages", "slots")] == [0, 0, 0], stats
     assert core.swap.used_bytes == 0
+    core.reset_prefix_cache()
+    core.check()
+    assert core.arena.stats()["slabs"]["used"] == 0, "the prefix cache held on to something"
     return Run(driver.outputs, driver.preemptions, stats)
 
 

@@ -65,6 +65,7 @@ def test_every_pair_of_ways(
     outcome = run(models[name].folder, CASES, row.way)
     judge_run(models[name].judge, CASES, outcome, cold[name])
     assert_preempted(row, outcome)
+    assert_hit(row, outcome)
 
 
 def assert_preempted(row: Crossing, outcome: Run) -> None:
@@ -78,6 +79,22 @@ def assert_preempted(row: Crossing, outcome: Run) -> None:
         assert counts.pop(named) > 0
         assert list(counts.values()) == [0]
         assert sum(outcome.preemptions) > 0
+
+
+def assert_hit(row: Crossing, outcome: Run) -> None:
+    """Where memory is roomy a request that has run before hits at one token before its prompt's end."""
+    named = dict(zip(AXES, row.names, strict=True))
+    hits = outcome.stats["prefix"]["hit_tokens"]
+    if named["prefixes"] == "none":
+        assert hits == 0
+    elif named["prefixes"] == "ends" and named["memory"] == "roomy":
+        assert hits > 0
+        if named["preempted"] == "never" and named["company"] == "alone":
+            scored = [case.params.prompt_logprobs is not None for case in CASES]
+            cached = [output.num_cached_tokens for output in outcome.outputs]
+            assert cached == [
+                0 if skip else len(case.prompt) - 1 for case, skip in zip(CASES, scored, strict=True)
+            ]
 
 
 def test_the_design_has_every_pair() -> None:

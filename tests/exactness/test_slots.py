@@ -88,6 +88,7 @@ def test_the_poison_is_there(dense: Model) -> None:
     """The check of all the above: after a run, what it used is NaN, so that reading it would show."""
     llm = LLM(dense.folder, memory="1MiB", debug=True)
     llm.generate([tokens_of(30, 0, VOCAB)], SamplingParams(temperature=0, max_tokens=4))
+    llm.reset_prefix_cache()
     storage = llm.core.runner.storage
     assert not torch.cat([storage.kv(3).flatten(), storage.state(0, "recurrent").flatten()]).isnan().all()
     storage.poison_retired()

@@ -8,12 +8,22 @@ and the right ones follow from the request alone (`expected_tokens`).
 
 from __future__ import annotations
 
+from itertools import count
+from typing import Any
+
+from denim.cache.eviction import Worth
+from denim.cache.positions import POLICIES, Grid
+from denim.cache.prefix_cache import HasRoom, Namespace, PrefixCache
+from denim.cache.sizing import ORDERS
+from denim.cache.spacing import OverlapDepths
+from denim.cache.tree import PrefixTree
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass
 from denim.memory.swap import SwapSpace
 from denim.runner.plan import Span, StepPlan
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.request import UNKNOWN, Family, Request, Status
+from denim.scheduler.reuse import Reuse
 from denim.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 4
@@ -50,6 +60,17 @@ def make_layout(pages_per_slab: int = 5, slots_per_slab: int = 1) -> ArenaLayout
     return ArenaLayout(PAGE_SIZE, slab, classes, (), ())
 
 
+def open_toy_cache(arena: Arena, has_room: HasRoom, policy: str, order: str) -> PrefixCache:
+    """A cache with small grids; its clock advances by a second at every look."""
+    page, slot = (arena.layout.size_class(n).stride if arena.layout.has(n) else 0 for n in (PAGE, SLOT))
+    tree = PrefixTree(arena, ids_limit=500)
+    worth = Worth(tree, lambda tokens: tokens + tokens**2 / 100, page, slot)
+    ticks = count()
+    chosen = ORDERS[order](worth, lambda: float(next(ticks)))
+    grid = Grid(8, 32, 1, OverlapDepths(20))
+    return PrefixCache(arena, tree, chosen, POLICIES[policy], grid, worth.flops, has_room)
+
+
 class ToyEngine:
     """Scheduler and toy runner together, with the checks that every step must pass."""
 
@@ -63,7 +84,10 @@ class ToyEngine:
         max_num_seqs: int = 100,
         max_num_batched_tokens: int = 64,
         max_model_len: int = 10_000,
+        policy: str | None = None,
+        order: str = "expected",
     ) -> None:
+        """`policy` and `order`: of the prefix cache; None: there is none."""
         self.config = SchedulerConfig(chunk_size, max_num_seqs, max_num_batched_tokens, max_model_len)
         self.retired: list[tuple[str, int]] = []
         self.arena = Arena(
@@ -71,7 +95,11 @@ class ToyEngine:
         )
         self.swap = SwapSpace(swap_bytes)
         self.scheduler = Scheduler(
-            self.config, self.arena, self.swap, lambda tokens: tokens < recompute_below
+            self.config,
+            self.arena,
+            self.swap,
+            lambda tokens: tokens < recompute_below,
+            None if policy is None else lambda has_room: open_toy_cache(self.arena, has_room, policy, order),
         )
         self.slots: dict[int, int] = {}  # written ones only
         self.pages: dict[int, dict[int, tuple[int, int]]] = {}  # page -> offset -> (position, token)
@@ -90,8 +118,11 @@ class ToyEngine:
         priority: int = 0,
         family: Family | None = None,
         prompt_logprobs: int | None = None,
+        **reuse: Any,
     ) -> Request:
         request = Request(self.next_id, prompt, max_tokens, ("seed", seed), priority, prompt_logprobs, family)
+        if self.scheduler.prefixes.cache is not None:
+            request.reuse = Reuse(**{"namespace": Namespace(), **reuse})
         self.scheduler.add(request)
         self.requests[request.id] = request
         self.next_id += 1
@@ -126,6 +157,7 @@ class ToyEngine:
     def fail(self, plan: StepPlan) -> None:
         """What an engine does about a step of which no outcome comes back."""
         self.outcomes.pop(0)
+        self.scheduler.prefixes.reset()
         for part in (plan.spans, plan.swap_out, plan.swap_in):
             for item in part:
                 self.scheduler.finish(item.request_id, "error")
@@ -241,13 +273,17 @@ class ToyEngine:
             assert (span.sampling is not None) == (span.end == len(request.tokens))
             if self.arena.layout.has(PAGE):
                 assert len(span.pages) == -(-span.end // PAGE_SIZE)
-            for page in span.pages[span.start // PAGE_SIZE :]:
-                assert self.arena.holders(PAGE, page) == 1, "a span writes to a shared page"
+            for place, page in enumerate(span.pages[span.start // PAGE_SIZE :]):
+                # Of a page whose first tokens stand before the span others may read those: the cache, and
+                # who begins from it in this step, before the span writes.
+                readers = self.readers(page) if span.start % PAGE_SIZE and place == 0 else 0
+                assert self.arena.holders(PAGE, page) == 1 + readers, "a span writes to a shared page"
             if span.slot_in != span.slot_out and span.slot_in >= 0:
                 assert span.slot_in not in slots, "a slot is read by one span and written by another"
-            on_grid = span.end % config.chunk_size == 0 or span.end in (
-                request.num_prompt - 1,
-                request.scored,
+            on_grid = (
+                span.end % config.chunk_size == 0
+                or span.end in (request.num_prompt - 1, request.scored)
+                or span.slot_out != request.slot  # a checkpoint's
             )
             if span.end < len(request.tokens) and not on_grid:
                 assert config.max_num_batched_tokens - rows < config.chunk_size, "cut off the grid"
@@ -271,8 +307,14 @@ class ToyEngine:
             if (decoding or place == 0) and not held and not request.exhausted:
                 assert request.id in serviced, f"request {request.id} was passed over"
 
+    def readers(self, page: int) -> int:
+        begin = sum(r.reuse is not None and r.reuse.source == page for r in self.scheduler.requests.values())
+        return begin + self.scheduler.prefixes.held()[PAGE][page]
+
     def check_empty(self) -> None:
-        """Nothing is left allocated anywhere."""
+        """Nothing is left allocated anywhere, once the cache is emptied."""
+        self.scheduler.check()
+        self.scheduler.prefixes.reset()
         self.scheduler.check()
         stats = self.arena.stats()
         assert all(counts["used"] == 0 for counts in stats.values()), stats

@@ -18,6 +18,7 @@ import torch
 
 from denim.commands.profile.clock import Limits, device_seconds
 from denim.commands.profile.parts import HEAD, PARTS, SAMPLING, Call, recorded, work_of
+from denim.engine.cache_wishes import CacheWishes
 from denim.engine.core import EngineCore
 from denim.errors import ConfigError
 from denim.memory.fit import requests_that_fit
@@ -148,7 +149,8 @@ def _add(core: EngineCore, rows: int, length: int, tokens: int) -> None:
     vocab = core.spec.vocab_size
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     for _ in range(rows):
-        core.add(torch.randint(0, vocab, (length,), generator=generator).tolist(), params)
+        prompt = torch.randint(0, vocab, (length,), generator=generator).tolist()
+        core.add(prompt, params, cache=CacheWishes(no_store=True))  # or the next profile would find it
 
 
 def _clear(core: EngineCore) -> None:

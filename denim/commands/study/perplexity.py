@@ -63,6 +63,7 @@ def score(texts: list[list[int]], device: str, options: dict[str, str]) -> list[
         max_num_seqs=1,
         max_num_batched_tokens=1,
         max_model_len=len(texts[0]) + 1,
+        checkpoint_policy="none",
         **(fp32 | options),
     )
     params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)

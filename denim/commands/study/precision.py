@@ -70,7 +70,12 @@ def measure(tokens: int, length: int, windows: int, text: Path | None, device: s
     logging.getLogger("denim").setLevel(
         logging.WARNING
     )  # three engines start; their lines would bury the table
-    llm = LLM(device=device, max_num_seqs=windows, max_num_batched_tokens=max(length, windows))
+    llm = LLM(
+        device=device,
+        max_num_seqs=windows,
+        max_num_batched_tokens=max(length, windows),
+        checkpoint_policy="none",  # every window is computed whole
+    )
     longest = llm.core.capacity.max_model_len - 1  # one token is sampled behind a text
     if length > longest:
         raise ConfigError(f"--length is {length:,}; denim-tiny reads at most {longest:,} tokens and one more")

@@ -20,7 +20,7 @@ from denim.sampling_params import SamplingParams
 
 @pytest.fixture(scope="module")
 def tiny() -> LLM:
-    return LLM(device="cpu", memory="16MiB", max_num_seqs=2)
+    return LLM(device="cpu", memory="16MiB", max_num_seqs=2, checkpoint_policy="none")
 
 
 def test_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,282 @@
+"""Between scheduler and prefix cache: what a request begins from, and what it leaves behind.
+
+Owns the moves of entries between requests and the cache. Decides nothing about order or admission; which
+positions are wanted, and what is worth keeping, the cache says. Without a cache every question has the answer
+of an empty one.
+
+Checkpoints inside a prompt cost no copy: the segment that ends at a wanted position writes its state to the
+checkpoint's slot, and the next span reads it there (`denim.scheduler.reuse.Reuse.state`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from denim.cache.account import Account
+from denim.cache.node import Node
+from denim.cache.positions import GENERATION_END, JUNCTION, Sighting, Wanted
+from denim.cache.prefix_cache import Hit, Lease, PrefixCache
+from denim.cache.tree import common_length
+from denim.memory.arena import Arena
+from denim.memory.layout import PAGE, SLOT
+from denim.runner.plan import PageCopy, Span
+from denim.scheduler.request import UNKNOWN, Request
+from denim.scheduler.reuse import Reuse
+
+
+class Prefixes:
+    """`chunk_size`: a shared part must save at least so many tokens for a request to wait for it."""
+
+    def __init__(self, arena: Arena, cache: PrefixCache | None, chunk_size: int) -> None:
+        self.cache = cache
+        self._arena = arena
+        self._chunk_size = chunk_size
+        self._has_slots = arena.layout.has(SLOT)
+        self._left: dict[int, list[Node]] = {}  # what ended requests saved whose last steps are still out
+
+    # A request begins
+
+    def reset(self) -> None:
+        """Forget all prefixes."""
+        if self.cache is not None:
+            self.cache.reset()
+
+    def find(self, request: Request) -> Hit | None:
+        """What a waiting request would begin from; None where it has to compute all of its tokens."""
+        reuse = request.reuse
+        if self.cache is None or reuse is None or request.prompt_logprobs is not None:
+            return None
+        return self.cache.find(reuse.namespace, known_ids(request, reuse))
+
+    def awaits(self, request: Request, hit: Hit | None, running: Iterable[Request]) -> bool:
+        """Whether a running request is about to compute what this one shares with it: then this one waits,
+        and the other saves a checkpoint where their ways part."""
+        reuse = request.reuse
+        if hit is None or reuse is None or self.cache is None or not self.cache.policy.generation_end:
+            return False
+        ids = known_ids(request, reuse)
+        for other in running:
+            theirs = other.reuse
+            if theirs is None or not theirs.store or theirs.namespace != reuse.namespace:
+                continue
+            if other.key > request.key or other.computed >= other.num_prompt - 1 or theirs.lease is None:
+                continue
+            shared = common_length(known_ids(other, theirs), ids, 0)
+            shared = min(shared, len(ids) - 1, other.num_prompt - 1)
+            if shared - hit.position < self._chunk_size or shared <= other.computed:
+                continue
+            near = (shared - self._chunk_size, shared)
+            if not any(near[0] < wanted.position <= near[1] for wanted in theirs.wanted):
+                if theirs.reserved >= 0 and shared < theirs.wanted[0].position:
+                    self._release(SLOT, theirs, "reserved")
+                insort(theirs.wanted, Wanted(shared, JUNCTION))
+            return True
+        return False
+
+    def begin(self, request: Request, hit: Hit | None) -> PageCopy | None:
+        """A waiting request has its memory and begins from `hit`, whose full pages it shares. Returns the
+        copy of the page that is filled in part."""
+        reuse = request.reuse
+        if self.cache is None or reuse is None:
+            return None
+        first = reuse.lease is None
+        ids = known_ids(request, reuse)
+        if hit is None:
+            reuse.lease = self.cache.lease()
+            position, seen = 0, 0
+        else:
+            reuse.lease = self.cache.begin(hit, ids, counted=first)
+            position, seen = hit.position, hit.seen
+        if first:
+            reuse.cached = min(position, request.num_prompt)
+        if reuse.store:
+            sighting = Sighting(request.num_prompt, position, seen, reuse.boundaries, reuse.marks)
+            reuse.wanted = self.cache.wanted(sighting)
+        if hit is None or not position:
+            return None
+        request.computed = position
+        if hit.slot >= 0:
+            self._arena.share(SLOT, [hit.slot])
+            reuse.state = hit.slot
+        if not hit.partial:
+            return None
+        reuse.source = hit.pages[-1]
+        self._arena.share(PAGE, [reuse.source])
+        return PageCopy(reuse.source, request.pages[len(hit.pages) - 1])
+
+    def begin_as_member(self, request: Request, leader: Request) -> None:
+        """A request begins from the state of its family's leader."""
+        if self.cache is not None and request.reuse is not None and leader.reuse is not None:
+            request.reuse.lease = self.cache.lease()
+            request.reuse.cached = leader.reuse.cached
+
+    # A step
+
+    def reserve(self, running: Iterable[Request], tokens: int) -> None:
+        """Take slots for the next wanted checkpoints that are reached within `tokens` tokens. Positions that
+        find no memory are wanted no longer."""
+        if self.cache is None or not self._has_slots:
+            return
+        for request in running:
+            reuse = request.reuse
+            if reuse is not None and reuse.wanted and reuse.reserved < 0:
+                self._reserve_for(request, reuse, tokens)
+
+    def _reserve_for(self, request: Request, reuse: Reuse, tokens: int) -> None:
+        assert self.cache is not None
+        while reuse.wanted:
+            position, kind = reuse.wanted[0]
+            if position > request.computed:
+                if position > request.computed + tokens:
+                    return
+                slot = self.cache.reserve(reuse.namespace, known_ids(request, reuse)[:position], kind)
+                if slot is not None:
+                    reuse.reserved = slot
+                    return
+            del reuse.wanted[0]
+
+    def drop_reserved(self, running: Iterable[Request]) -> bool:
+        """Give up all slots that were reserved; False when there were none."""
+        dropped = False
+        for request in running:
+            if request.reuse is not None and request.reuse.reserved >= 0:
+                self._release(SLOT, request.reuse, "reserved")
+                del request.reuse.wanted[0]
+                dropped = True
+        return dropped
+
+    def copied(self, started: Iterable[Request]) -> None:
+        """The page copies of these requests are on their way."""
+        for request in started:
+            if request.reuse is not None:
+                self._release(PAGE, request.reuse, "source")
+
+    def launched(self, request: Request, span: Span) -> None:
+        """The request's span is on its way; `computed` is its end already."""
+        reuse = request.reuse
+        assert self.cache is not None and reuse is not None
+        self._release(SLOT, reuse, "state")
+        if not self._has_slots:
+            while reuse.wanted and reuse.wanted[0].position <= span.end:
+                self._save(request, reuse, *reuse.wanted.pop(0), slot=-1)
+        elif span.slot_out == reuse.reserved:
+            reuse.state, reuse.reserved = reuse.reserved, -1
+            if self._save(request, reuse, *reuse.wanted.pop(0), slot=reuse.state):
+                self._arena.share(SLOT, [reuse.state])
+
+    def settled(self, out: Iterable[int]) -> None:
+        """A step's outcome is known; `out`: the requests of those that are still on their way."""
+        if self._left:
+            still = set(out)
+            self._left = {id_: nodes for id_, nodes in self._left.items() if id_ in still}
+
+    # A request ends
+
+    def finish(self, request: Request, reason: str) -> None:
+        """Before its memory is given back: what it has computed is kept, its slot as a checkpoint."""
+        reuse = request.reuse
+        if reuse is None or self.cache is None:
+            return
+        if reason == "error":
+            self._discard(reuse.saved)
+        elif reuse.store and reuse.lease is not None and request.computed and self._runs(request):
+            self._donate(request, reuse)
+            self._left[request.id] = reuse.saved
+        self.release(request)
+
+    def release(self, request: Request) -> None:
+        """The request runs no longer, for good or for a while."""
+        reuse = request.reuse
+        if reuse is None or self.cache is None or reuse.lease is None:
+            return
+        for name, held in ((PAGE, "source"), (SLOT, "state"), (SLOT, "reserved")):
+            self._release(name, reuse, held)
+        reuse.wanted = []
+        self.cache.end(reuse.lease)
+        reuse.lease = Lease(None, reuse.lease.epoch)
+
+    def discard(self, request_id: int) -> None:
+        """A request that has ended turns out to have computed nonsense in its last step."""
+        self._discard(self._left.pop(request_id, []))
+
+    def _discard(self, nodes: Iterable[Node]) -> None:
+        assert self.cache is not None
+        for node in nodes:
+            if node.checkpoint is not None:
+                self.cache.evict(node)
+
+    def _donate(self, request: Request, reuse: Reuse) -> None:
+        assert self.cache is not None and reuse.lease is not None
+        ids = known_ids(request, reuse)
+        head = ids[: request.computed]
+        whole = head and len(head) == request.computed and reuse.state < 0
+        if whole and self.cache.policy.generation_end:
+            node = self.cache.save(
+                reuse.namespace, head, request.pages, request.slot, GENERATION_END, reuse.lease
+            )
+            if node is not None:
+                reuse.saved.append(node)
+                request.slot = -1
+        self.cache.remember(reuse.namespace, ids, reuse.lease)
+
+    def _runs(self, request: Request) -> bool:
+        """Whether the request has its memory; one that waits or is swapped out has none."""
+        return bool(request.pages) or request.slot >= 0
+
+    # Reports
+
+    def held(self) -> dict[str, Counter[int]]:
+        """{"page", "slot"}: entry -> number of times that the cache holds it."""
+        return {PAGE: Counter(), SLOT: Counter()} if self.cache is None else self.cache.tree.held()
+
+    def only_cached(self) -> dict[str, int]:
+        """Numbers of pages, slots and slabs that only the cache holds. O(entries held)."""
+        if self.cache is None:
+            return {}
+        entries = self.cache.only_cached()
+        slabs = 0
+        for name, held in entries.items():
+            count = self._arena.layout.size_class(name).count
+            in_slab = Counter(entry // count for entry in held)
+            slabs += sum(len(self._arena.held_in(slab)) == n for slab, n in in_slab.items())
+        return {name: len(held) for name, held in entries.items()} | {"slab": slabs}
+
+    def stats(self) -> dict[str, Any]:
+        """See `denim.cache.account.Account.stats`."""
+        return Account(float).stats() if self.cache is None else self.cache.stats()
+
+    def check(self) -> None:
+        """Raises AssertionError when an invariant of the cache is broken."""
+        if self.cache is not None:
+            self.cache.check()
+
+    def _save(self, request: Request, reuse: Reuse, position: int, kind: str, slot: int) -> bool:
+        assert self.cache is not None and reuse.lease is not None
+        if slot >= 0:
+            self._arena.expect(slot, position)
+        head = known_ids(request, reuse)[:position]
+        node = self.cache.save(reuse.namespace, head, request.pages, slot, kind, reuse.lease)
+        if node is not None:
+            reuse.saved.append(node)
+        return node is not None
+
+    def _release(self, name: str, reuse: Reuse, held: str) -> None:
+        entry = getattr(reuse, held)
+        if entry >= 0:
+            self._arena.release(name, [entry])
+            setattr(reuse, held, -1)
+
+
+def known_ids(request: Request, reuse: Reuse) -> array[int]:
+    """The request's tokens up to the first that the host does not know yet."""
+    ids = reuse.ids
+    if len(ids) < len(request.tokens):
+        more = request.tokens[len(ids) :]
+        if UNKNOWN in more:
+            more = more[: more.index(UNKNOWN)]
+        ids.extend(more)
+    return ids

@@ -1,0 +1,63 @@
+"""What one request has to do with the prefix cache.
+
+Owns the record: what the request asked for, and which entries it holds beside its own slot and pages. Only
+`denim.scheduler.prefixes` changes it, and the compactor's moves do.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from denim.cache.node import Node
+from denim.cache.positions import Wanted
+from denim.cache.prefix_cache import Lease, Namespace
+from denim.memory.layout import SLOT
+
+
+@dataclass(eq=False, slots=True)
+class Reuse:
+    """`store`: whether anything of the request may be kept. `boundaries`, `marks`: positions in the prompt
+    that the chat template and the request name.
+
+    A request's state lies in `state` instead of its own slot behind a hit, and behind a segment that ended
+    where a checkpoint is wanted: the next span reads it there and writes the request's own slot, so neither
+    is ever copied. `reserved` is the slot that takes the next wanted checkpoint. `source` is a page that the
+    step in the making copies. Each is held once, or -1.
+    """
+
+    namespace: Namespace
+    store: bool = True
+    boundaries: Sequence[int] = ()
+    marks: Sequence[int] = ()
+
+    ids: array[int] = field(default_factory=lambda: array("i"), init=False)  # the known tokens, grown lazily
+    lease: Lease | None = field(default=None, init=False)  # None: never began
+    wanted: list[Wanted] = field(default_factory=list, init=False)  # positions to come, in order
+    state: int = field(default=-1, init=False)
+    reserved: int = field(default=-1, init=False)
+    source: int = field(default=-1, init=False)
+    cached: int = field(default=0, init=False)  # tokens that it did not compute when it first began
+    saved: list[Node] = field(default_factory=list, init=False)
+
+    @property
+    def next_save(self) -> int | None:
+        """The position of the checkpoint that `reserved` is for."""
+        return self.wanted[0].position if self.reserved >= 0 else None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is wanted, and the state lies in the request's own slot: so for nearly every decode row."""
+        return self.state < 0 and not self.wanted
+
+    def moved(self, name: str, targets: Mapping[int, int]) -> int:
+        """Entries have new ids, old -> new. Returns how many of its own were among them."""
+        fields = ("state", "reserved") if name == SLOT else ("source",)
+        changed = 0
+        for field_name in fields:
+            entry = getattr(self, field_name)
+            if entry in targets:
+                setattr(self, field_name, targets[entry])
+                changed += 1
+        return changed
