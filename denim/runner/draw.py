@@ -3,7 +3,8 @@
 The filters keep a beginning of one order, by logit downwards and among equals by id upwards; the draw
 inverts the cumulative distribution in that order. Few tokens decide, so they are looked for among the
 largest logits first, and a row is sorted whole only where those do not settle it. A row without filters
-is drawn in the order of ids and never sorted.
+is drawn in the order of ids and never sorted. On a CUDA device a kernel finds the same places without
+sorting, and the host does not wait for it.
 
 Weights are rounded to integers first, so that sums are exact in whatever order a device adds: a row
 gives the same token alone and in any batch. Knows logits and numbers; knows nothing of requests.
@@ -12,6 +13,7 @@ gives the same token alone and in any batch. Knows logits and numbers; knows not
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor
 # Top-k needs a few more than k, to see which tokens equal the last one.
 _FEWEST_CANDIDATES = 64
 _GROWTH = 16
+_TRITON = find_spec("triton") is not None
 _SUM_BITS = 62  # the sum of a row's weights stays below 2^62, inside int64
 
 
@@ -72,6 +75,11 @@ def draw_filtered(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     Top-p takes its share of what min-p and top-k have left, as in vLLM. `uniforms` as in `draw`.
     """
     vocab = logits.shape[1]
+    if logits.is_cuda and _TRITON:
+        from denim.runner.kernels.draw_filtered import draw_filtered_rows
+
+        parts = (filters.min_log, filters.top_k, filters.top_p, uniforms)
+        return draw_filtered_rows(logits, *(part[:, 0] for part in parts), unit=unit_of(vocab))
     logits = logits - logits.amax(-1, keepdim=True)
     total = None
     if filters.needs_total:
@@ -126,9 +134,14 @@ def _draw_ordered(
     return tokens, certain[:, 0] | (seen == vocab)
 
 
+def unit_of(vocab: int) -> float:
+    """The weight of the largest logit, a power of two; `vocab` of them sum to less than 2^62."""
+    return 2.0 ** (_SUM_BITS - vocab.bit_length())
+
+
 def _weights(logits: Tensor, vocab: int) -> Tensor:
     """exp(logits) for logits of at most 0, as int64; `vocab` of them sum to less than 2^62."""
-    return logits.exp().mul_(2.0 ** (_SUM_BITS - vocab.bit_length())).to(torch.int64)
+    return logits.exp().mul_(unit_of(vocab)).to(torch.int64)
 
 
 def _target(uniforms: Tensor, total: Tensor) -> Tensor:

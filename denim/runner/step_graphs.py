@@ -297,8 +297,8 @@ class StepGraphs:
     def _capture(
         self, shapes: Sequence[StepShape], attention: PagedAttention | None, limits: StepLimits
     ) -> None:
-        """The largest first, whose memory then serves all others. A shape for which memory does not suffice is
-        left out: such steps run eagerly."""
+        """The largest first, whose memory then serves all others. A shape for which memory does not suffice
+        is left out: such steps run eagerly."""
         begin = time.perf_counter()
         stream = torch.cuda.Stream()
         pool = torch.cuda.graph_pool_handle()

@@ -1,0 +1,231 @@
+"""A draw with min-p, top-k and top-p before it, from start to end on the device.
+
+Owns the search for the places in a row's order (by logit downwards, among equals by id upwards) that the
+filters and the draw ask for. Nothing is sorted: a place is where a sum over all larger logits passes a
+number, and that is found bit by bit. The definition is `denim.runner.draw`; weights are the same integers.
+
+One program a row. The largest logits are put together first, up to `_KEPT` of them, and the search runs over
+those alone where they hold all that is asked for, else over the whole row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_KEPT = 4096
+_BLOCK = 4096
+_BINS = 128  # of the distance to the largest logit, for the choice of what is put together
+_BINS_A_NAT = 4
+_WARPS = 16
+
+
+@triton.jit
+def _key(y):
+    """Integers in the order of y <= 0, all of them negative."""
+    bits = (y + 0.0).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) - 1
+
+
+@triton.jit
+def _weight(y, least, unit):
+    """Integers in proportion to exp(y), 0 below `least`."""
+    return tl.where(y >= least, tl.exp(y) * unit, 0.0).to(tl.int64)
+
+
+@triton.jit
+def _values(y_ptr, shift, at, n):
+    return tl.load(y_ptr + at, mask=at < n, other=float("-inf")) - shift
+
+
+@triton.jit
+def _sum_from(y_ptr, shift, n, least, unit, key, by_count: tl.constexpr, block: tl.constexpr):
+    """How many values have a key of at least `key`, or the sum of their weights."""
+    total = tl.zeros([block], tl.int64)
+    for first in range(0, n, block):
+        at = first + tl.arange(0, block)
+        y = _values(y_ptr, shift, at, n)
+        measure = (at < n).to(tl.int64) if by_count else _weight(y, least, unit)
+        total += tl.where(_key(y) >= key, measure, 0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _place(y_ptr, shift, n, least, unit, wanted, by_count: tl.constexpr, block: tl.constexpr):
+    """The largest key from which on the sum is at least `wanted`; found two bits at a time."""
+    key = tl.full([], -2147483648, tl.int32)
+    for step in range(16):
+        bits = 30 - 2 * step
+        one, two, three = key + (1 << bits), key + (2 << bits), key + (3 << bits)
+        above_one = tl.zeros([block], tl.int64)
+        above_two = tl.zeros([block], tl.int64)
+        above_three = tl.zeros([block], tl.int64)
+        for first in range(0, n, block):
+            at = first + tl.arange(0, block)
+            y = _values(y_ptr, shift, at, n)
+            measure = (at < n).to(tl.int64) if by_count else _weight(y, least, unit)
+            own = _key(y)
+            above_one += tl.where(own >= one, measure, 0)
+            above_two += tl.where(own >= two, measure, 0)
+            above_three += tl.where(own >= three, measure, 0)
+        if tl.sum(above_three, 0) >= wanted:
+            key = three
+        elif tl.sum(above_two, 0) >= wanted:
+            key = two
+        elif tl.sum(above_one, 0) >= wanted:
+            key = one
+    return key
+
+
+@triton.jit
+def _weight_of(key, least, unit):
+    """The weight of values with this key."""
+    bits = key + 1
+    y = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return _weight(y, least, unit)
+
+
+@triton.jit
+def _draw(
+    logits_ptr,
+    row_stride,
+    least_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    uniform_ptr,
+    kept_ptr,
+    ids_ptr,
+    tokens_ptr,
+    vocab,
+    unit,
+    most_kept: tl.constexpr,
+    bins: tl.constexpr,
+    bins_a_nat: tl.constexpr,
+    block: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    row_ptr = logits_ptr + row * row_stride
+    kept_ptr += row * most_kept
+    ids_ptr += row * most_kept
+    least = tl.load(least_ptr + row)
+    top_k = tl.load(top_k_ptr + row)
+    lane = tl.arange(0, block)
+
+    top = tl.full([block], float("-inf"), tl.float32)
+    for first in range(0, vocab, block):
+        x = tl.load(row_ptr + first + lane, mask=first + lane < vocab, other=float("-inf"))
+        top = tl.maximum(top, x)
+    shift = tl.max(top, 0)
+
+    # How many values lie in each bin below the largest, and the weight of all.
+    counts = tl.zeros([bins], tl.int32)
+    total = tl.zeros([block], tl.int64)
+    for first in range(0, vocab, block):
+        at = first + lane
+        y = _values(row_ptr, shift, at, vocab)
+        total += _weight(y, least, unit)
+        bin = tl.minimum(-y * bins_a_nat, bins - 1.0).to(tl.int32)
+        counts += tl.histogram(tl.where(at < vocab, tl.maximum(bin, 0), bins - 1), bins)
+    everything = tl.sum(total, 0)
+    fits = tl.cumsum(counts, 0) <= most_kept
+    used_bins = tl.sum(fits.to(tl.int32), 0)  # the bins that are put together, from the largest on
+
+    n = 0
+    for first in range(0, vocab, block):
+        at = first + lane
+        y = _values(row_ptr, shift, at, vocab)
+        bin = tl.minimum(-y * bins_a_nat, bins - 1.0).to(tl.int32)
+        keep = (at < vocab) & (tl.maximum(bin, 0) < used_bins) & (used_bins < bins)
+        place = n + tl.cumsum(keep.to(tl.int32), 0) - 1
+        tl.store(kept_ptr + place, y, mask=keep)
+        tl.store(ids_ptr + place, at, mask=keep)
+        n += tl.sum(keep.to(tl.int32), 0)
+    tl.debug_barrier()
+
+    # Do the values that were put together decide? They hold every prefix of the order of at most n values.
+    kept_weight = tl.sum(tl.zeros([block], tl.int64), 0)
+    for first in range(0, n, block):
+        kept_weight += tl.sum(_weight(_values(kept_ptr, 0.0, first + lane, n), least, unit), 0)
+    top_p = tl.load(top_p_ptr + row)
+    if top_k < vocab:
+        enough = n >= top_k
+    else:
+        enough = kept_weight >= tl.ceil(top_p * everything.to(tl.float64)).to(tl.int64)
+    y_ptr = kept_ptr
+    y_shift = 0.0
+    count = n
+    if not enough:
+        y_ptr = row_ptr
+        y_shift = shift
+        count = vocab
+
+    # The weight of what top-k leaves.
+    left = everything
+    if top_k < vocab:
+        key = _place(y_ptr, y_shift, count, least, unit, top_k, True, block)
+        more = _sum_from(y_ptr, y_shift, count, least, unit, key + 1, True, block)
+        left = _sum_from(y_ptr, y_shift, count, least, unit, key + 1, False, block)
+        left += (top_k - more) * _weight_of(key, least, unit)
+    # The weight up to the first value at which the sum reaches the share of top-p.
+    share = tl.maximum(tl.ceil(top_p * left.to(tl.float64)).to(tl.int64), 1)
+    share = tl.minimum(share, left)
+    key = _place(y_ptr, y_shift, count, least, unit, share, False, block)
+    before = _sum_from(y_ptr, y_shift, count, least, unit, key + 1, False, block)
+    each = tl.maximum(_weight_of(key, least, unit), 1)
+    left = before + (share - before + each - 1) // each * each
+    # The draw.
+    target = (tl.load(uniform_ptr + row) * left.to(tl.float64)).to(tl.int64)
+    target = tl.maximum(tl.minimum(target, left - 1), 0)
+    key = _place(y_ptr, y_shift, count, least, unit, target + 1, False, block)
+    before = _sum_from(y_ptr, y_shift, count, least, unit, key + 1, False, block)
+    each = tl.maximum(_weight_of(key, least, unit), 1)
+    rank = (target - before) // each
+    # Of the values with that key the one with `rank` smaller ids: the smallest id up to which there are more.
+    token = tl.full([], 0, tl.int32)
+    for step in range(31):
+        middle = token + (1 << (30 - step))
+        smaller = tl.zeros([block], tl.int64)
+        for first in range(0, count, block):
+            at = first + lane
+            own = _key(_values(y_ptr, y_shift, at, count))
+            id = tl.where(enough, tl.load(ids_ptr + at, mask=(at < count) & enough, other=0), at)
+            smaller += ((own == key) & (id < middle) & (at < count)).to(tl.int64)
+        if tl.sum(smaller, 0) <= rank:
+            token = middle
+    tl.store(tokens_ptr + row, tl.minimum(token, vocab - 1).to(tl.int64))
+
+
+def draw_filtered_rows(
+    logits: Tensor, min_log: Tensor, top_k: Tensor, top_p: Tensor, uniforms: Tensor, unit: float
+) -> Tensor:
+    """Tokens int64 [R] of `logits` [R, V] float32, dense in V; see `denim.runner.draw.draw_filtered`.
+
+    min_log [R] float32; top_k [R] int64, at most V (V: no top-k); top_p, uniforms [R] float64. `unit`: the
+    weight of the largest logit, so that V of them sum to less than 2^62. A row of NaN gives any token.
+    """
+    rows, vocab = logits.shape
+    assert logits.stride(1) == 1 and logits.dtype == torch.float32
+    kept = torch.empty(rows, _KEPT, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(rows, _KEPT, dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    _draw[(rows,)](
+        logits,
+        logits.stride(0),
+        min_log.contiguous(),
+        top_k.contiguous(),
+        top_p.contiguous(),
+        uniforms.contiguous(),
+        kept,
+        ids,
+        tokens,
+        vocab,
+        unit,
+        most_kept=_KEPT,
+        bins=_BINS,
+        bins_a_nat=_BINS_A_NAT,
+        block=min(_BLOCK, max(16, triton.next_power_of_2(vocab))),
+        num_warps=_WARPS,
+    )
+    return tokens
