@@ -94,7 +94,8 @@ class SparseMoE(nn.Module):
 
     def _at_once(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """All experts as one product, then all their outputs as another."""
-        from denim.layers.kernels.expert_product import expert_inner, expert_outer, sort_choices
+        from denim.layers.kernels.expert_choices import sort_choices
+        from denim.layers.kernels.expert_product import expert_inner, expert_outer
 
         choices = sort_choices(chosen, self.spec.num_experts)
         swiglu = self.spec.gated and self.act is F.silu

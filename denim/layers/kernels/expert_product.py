@@ -1,7 +1,8 @@
 """Products of rows with the weights of the experts that they chose, on CUDA, without asking the device.
 
-Rows are sorted by expert; a program takes a tile of rows of one expert. Which expert that is it works out
-from the sorted order itself, so the launch depends on sizes that the host knows and can be captured.
+Rows are sorted by expert (`denim.layers.kernels.expert_choices`); a program takes a tile of rows of one
+expert. Which expert that is it works out from the sorted order itself, so the launch depends on sizes that
+the host knows and can be captured.
 
 Weights may be FP8 in blocks with one scale each: a tile lies within one block, so its product is that of the
 FP8 numbers, which bf16 holds exactly, times one number. Activations are not rounded.
@@ -9,37 +10,17 @@ FP8 numbers, which bf16 holds exactly, times one number. Activations are not rou
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# Columns and depth of a tile; both divide the side of a block of FP8 weights.
-COLUMNS = 64
-DEPTH = 64
+from denim.layers.kernels.expert_choices import Choices
+
+# The side of a block of FP8 weights; columns and depth of a tile divide it.
 BLOCK = 128
-
-
-class Choices(NamedTuple):
-    """Who chose whom: P = T · top_k pairs (token, choice), numbered token by token.
-
-    order   [P] int64, pairs sorted by expert, those of one expert in the order of their tokens
-    starts  [E + 1] int64, place in `order` of each expert's first pair
-    top_k   choices of a token
-    """
-
-    order: Tensor
-    starts: Tensor
-    top_k: int
-
-
-def sort_choices(chosen: Tensor, num_experts: int) -> Choices:
-    """chosen: [T, top_k] expert ids."""
-    sorted_ids, order = chosen.flatten().sort(stable=True)
-    starts = torch.searchsorted(sorted_ids, torch.arange(num_experts + 1, device=chosen.device))
-    return Choices(order, starts, chosen.shape[1])
+# Programs below which tiles are cut narrower: two for each processor of an H200.
+FULL = 264
 
 
 @triton.jit
@@ -143,8 +124,9 @@ def _launch(
         assert scales.is_contiguous()
     tile = min(max(triton.next_power_of_2(pairs // experts), 16), 64)
     tiles = min(pairs, pairs // tile + min(experts, pairs))  # each expert leaves one incomplete at most
+    columns = 64 if triton.cdiv(n, 64) * tiles >= FULL else 16
     out = torch.empty(pairs, n, dtype=x.dtype, device=x.device)
-    _expert_product[(triton.cdiv(n, COLUMNS), tiles)](
+    _expert_product[(triton.cdiv(n, columns), tiles)](
         x,
         x.stride(0),
         weight,
@@ -160,8 +142,8 @@ def _launch(
         EXPERTS=experts,
         EXPERT_BLOCK=triton.next_power_of_2(experts),
         ROWS=tile,
-        COLUMNS=COLUMNS,
-        DEPTH=DEPTH,
+        COLUMNS=columns,
+        DEPTH=128 if tile < 64 and x.element_size() == 2 else 64,
         GATED=gated,
         BY_TOKEN=factors is None,
         SCALED=scales is not None,

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from denim.layers.kernels.expert_product import expert_inner, expert_outer, sort_choices
+from denim.layers.kernels.expert_choices import sort_choices
+from denim.layers.kernels.expert_product import expert_inner, expert_outer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
