@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import GatedRMSNorm, RMSNorm
+from denim.recurrence.arrivals import new_arrivals
 from denim.recurrence.backend import (
     AUTO,
     TRITON,
@@ -26,9 +27,6 @@ from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import GatedDeltaNet
-
-# Decode rows for which the fused step may spread a key head over several programs.
-MOST_SHARED_ROWS = 512
 
 
 class GatedDeltaNetLayer(nn.Module):
@@ -66,9 +64,9 @@ class GatedDeltaNetLayer(nn.Module):
             torch.empty(spec.num_value_heads, dtype=torch.float32, device=device), requires_grad=False
         )
         self.dt_bias = empty(spec.num_value_heads)
-        # Counters of the fused decode step, by which programs that share a key head find the last of them.
-        arrivals = torch.zeros(MOST_SHARED_ROWS, spec.num_key_heads, dtype=torch.int32, device=device)
-        self.register_buffer("arrivals", arrivals, persistent=False)
+        self.register_buffer(
+            "arrivals", new_arrivals(spec.num_key_heads, spec.num_value_heads, device), persistent=False
+        )
         self.register_buffer("conv_taps", torch.empty_like(self.conv).t().contiguous(), persistent=False)
 
     def prepare(self) -> None:
@@ -133,7 +131,7 @@ class GatedDeltaNetLayer(nn.Module):
         qkv, z, b, a = self._parts(projected)
         rows = short_conv_chunks(
             qkv,
-            self.conv,
+            self.conv_taps.t(),
             table,
             batch.memory.state(self.index, "conv"),
             silu=True,

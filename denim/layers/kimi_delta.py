@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denim.layers.batch import StepBatch
-from denim.layers.gated_delta_net import MOST_SHARED_ROWS
 from denim.layers.linear import Linear
 from denim.layers.norm import GatedRMSNorm
+from denim.recurrence.arrivals import new_arrivals
 from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
 from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
@@ -66,9 +66,9 @@ class KimiDeltaLayer(nn.Module):
         self.conv = empty(spec.conv_channels, spec.conv_width)
         self.A_log = empty(spec.num_heads, of=torch.float32)
         self.dt_bias = empty(self.key_rows, of=torch.float32)
-        # Counters of the fused decode step, by which programs that share a head find the last of them.
-        arrivals = torch.zeros(MOST_SHARED_ROWS, spec.num_heads, dtype=torch.int32, device=device)
-        self.register_buffer("arrivals", arrivals, persistent=False)
+        self.register_buffer(
+            "arrivals", new_arrivals(spec.num_heads, spec.num_heads, device), persistent=False
+        )
         self.register_buffer("conv_taps", torch.empty_like(self.conv).t().contiguous(), persistent=False)
 
     def prepare(self) -> None:
@@ -147,7 +147,7 @@ class KimiDeltaLayer(nn.Module):
         table = batch.chunks(min(self.chunk_size, largest_chunk(qkv.dtype)))
         rows = short_conv_chunks(
             qkv,
-            self.conv,
+            self.conv_taps.t(),
             table,
             batch.memory.state(self.index, "conv"),
             silu=True,

@@ -22,13 +22,12 @@ from denim.recurrence.kernels.delta_tile import (
     tile_offsets,
 )
 
-# States of all rows from which the memory is busy whatever else: then whole rows of a state at a time.
-MANY_STATES = 2048
-
 
 def tiling_of(states: int) -> Tiling:
     """For so many states [d_v, d_k] of all rows together, as measured on an H200."""
-    return Tiling(8, 1, inner=64) if states < MANY_STATES else Tiling(16, 2, inner=128)
+    if states < 64:
+        return Tiling(8, 1)
+    return Tiling(16, 2, inner=64) if states < 1024 else Tiling(8, 1, inner=64)
 
 
 @triton.jit

@@ -18,16 +18,16 @@ import triton.language as tl
 
 
 class Tiling(NamedTuple):
-    """How states are spread. Powers of two.
-
-    A tile is `rows` rows of a state, with `inner` channels side by side; a program of `warps` warps takes
-    `tiles` of them one after the other.
-    """
+    """How states are spread: `rows` rows of a state, with `inner` channels side by side, for a program of
+    `warps` warps. Powers of two."""
 
     rows: int
     warps: int
-    tiles: int = 1
     inner: int = 32
+
+    def within(self, value_dim: int) -> Tiling:
+        """The same with no more rows than d_v has."""
+        return self._replace(rows=min(self.rows, triton.next_power_of_2(value_dim)))
 
     def parts(self, key_dim: int) -> tuple[int, int]:
         """(parts, inner) of a vector over d_k, padded to a power of two."""
@@ -35,21 +35,9 @@ class Tiling(NamedTuple):
         inner = min(padded, self.inner)
         return padded // inner, inner
 
-    def within(self, value_dim: int) -> Tiling:
-        """The same with no more rows than d_v has."""
-        padded = triton.next_power_of_2(value_dim)
-        rows = min(self.rows, padded)
-        return self._replace(rows=rows, tiles=min(self.tiles, padded // rows))
-
-    def whole(self, value_dim: int) -> Tiling:
-        """The same with as many tiles as a state has."""
-        padded = triton.next_power_of_2(value_dim)
-        rows = min(self.rows, padded)
-        return self._replace(rows=rows, tiles=padded // rows)
-
     def splits(self, value_dim: int) -> int:
         """Programs that share a state."""
-        return triton.cdiv(value_dim, self.rows * self.tiles)
+        return triton.cdiv(value_dim, self.rows)
 
 
 @triton.jit

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from denim.recurrence.deferred import Ring
-from denim.recurrence.kernels.delta_tile import Tiling, key_channels, tile_offsets
-from denim.recurrence.kernels.update_ring import ring_arguments, with_records
+from denim.recurrence.kernels.delta_tile import Tiling, key_channels, outer, tile_offsets
+from denim.recurrence.kernels.update_ring import ring_arguments
 
 TILING = Tiling(16, 2, inner=128)
 
@@ -50,34 +50,19 @@ def _flush(
     tile = value_head * (value_dim * key_dim) + tile_offsets(v_at, k_at, key_dim)
     mask = (v_at < value_dim)[:, None, None] & (k_at < key_dim)
     state = state_ptr + slot * state_stride + tile
-    keys = ring_keys_ptr + slot * ring_keys_stride + (value_head // group) * key_dim
-    updates = ring_updates_ptr + slot * ring_updates_stride + value_head * value_dim
+    keys = ring_keys_ptr + slot * ring_keys_stride + (value_head // group) * key_dim + k_at
+    updates = ring_updates_ptr + slot * ring_updates_stride + value_head * value_dim + v_at
     decays = ring_decays_ptr + slot * ring_decays_stride + value_head * decay_dim
-    none = 0.0
-    if vector_decay:
-        none = tl.zeros_like(k_at).to(tl.float32)
-    total = none
+    s = tl.load(state, mask=mask, other=0.0).to(tl.float32)
     for j in tl.range(pending):
+        kj = tl.load(keys + j * (key_heads * key_dim), mask=k_at < key_dim, other=0.0)
+        uj = tl.load(updates + j * (value_heads * value_dim), mask=v_at < value_dim, other=0.0)
+        gj = decays + j * (value_heads * decay_dim)
         if vector_decay:
-            total += tl.load(decays + j * (value_heads * decay_dim) + k_at, mask=k_at < key_dim, other=0.0)
+            s *= tl.exp(tl.load(gj + k_at, mask=k_at < key_dim, other=0.0))
         else:
-            total += tl.load(decays + j * value_heads)
-    s = with_records(
-        tl.load(state, mask=mask, other=0.0).to(tl.float32) * tl.exp(total),
-        keys,
-        updates,
-        decays,
-        pending,
-        none,
-        k_at,
-        v_at,
-        key_heads * key_dim,
-        value_heads * value_dim,
-        value_heads * decay_dim,
-        key_dim,
-        value_dim,
-        vector_decay,
-    )
+            s *= tl.exp(tl.load(gj))
+        s += outer(uj, kj)
     tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
     tl.store(state, s.to(state_ptr.dtype.element_ty), mask=mask)
 

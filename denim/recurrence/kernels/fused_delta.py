@@ -1,11 +1,14 @@
 """What the fused decode steps of the delta rule share: convolution, norms, and several programs to a head.
 
-A head's state is spread over programs (`delta_tile.Tiling`), and the value heads of a key head are taken by
-programs of their own. They all read the q and k columns of one convolution window, which has to move on by
-one token, and each has some rows of an output that is normalised as a whole. Both wait for the last: a
-program, when it has read all that it needs and stored its part of the output, raises the key head's counter
-of arrivals; the one that finds all others there moves the window, normalises the output and resets the
-counter. Where one program has the key head for itself there is no counter.
+With few rows a head's state is spread over programs, and the value heads of a key head are taken by programs
+of their own. They all read the q and k columns of one convolution window, which has to move on by one token,
+and each has some rows of an output that is normalised as a whole. Both wait for the last: a program, when it
+has read all that it needs and stored its part of the output, raises the key head's counter of arrivals; the
+one that finds all others there moves the window, normalises the output and resets the counter. With many rows
+one program has a key head for itself, and there is no counter.
+
+Where kernels may overlap, a program first asks for what the projection before it does not write (its state,
+the window, the convolution's taps) and only then waits for it.
 
 Knows the decode row of a layer: [q | k | v] behind a short convolution, an output gate. No rule, no decay.
 """
@@ -15,31 +18,48 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from denim.recurrence.arrivals import spreads
 from denim.recurrence.kernels.delta_tile import Tiling, load
 
-# States of all rows from which whole heads are enough programs; with fewer, each is spread over several.
-MANY_STATES = 256
+# As measured on an H200, for heads of 128 x 128.
+SPREAD = Tiling(32, 4)
+WHOLE = Tiling(128, 4, inner=64)
+
+LINE = tl.constexpr(32)  # numbers of a cache line of 128 bytes in fp32; a narrower dtype is asked for twice
 
 
-def tiling_of(states: int) -> Tiling:
-    """For so many states [d_v, d_k] of all rows together, as measured on an H200."""
-    return Tiling(16, 2) if states < MANY_STATES else WHOLE_HEAD
-
-
-WHOLE_HEAD = Tiling(128, 4)
+def tiling_of(rows: int, value_heads: int, value_dim: int) -> Tiling:
+    """How a step of so many rows lays out its states."""
+    if spreads(rows, value_heads):
+        return SPREAD.within(value_dim)
+    whole = triton.next_power_of_2(value_dim)
+    return WHOLE._replace(rows=whole, warps=WHOLE.warps * max(1, whole // WHOLE.rows))
 
 
 @triton.jit
-def fetch(ptr):
-    """Brings the cache lines at these addresses to the second level of cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptr.to(tl.int64)], tl.int32, is_pure=False, pack=1
-    )
+def fetch(ptr, at, stride: tl.constexpr, rows: tl.constexpr):
+    """Brings the cache lines of elements `at` of some rows to the second level of cache."""
+    for j in tl.static_range(rows):
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [(ptr + j * stride + at).to(tl.int64)],
+            tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def lines(first, dim: tl.constexpr, padded: tl.constexpr):
+    """An element of each cache line of `dim` elements from `first` on; dim padded to a power of two."""
+    count: tl.constexpr = (padded + LINE - 1) // LINE
+    return first + tl.minimum(tl.arange(0, count) * LINE, dim - 1)
 
 
 @triton.jit
 def convolve(x_ptr, window_ptr, taps_ptr, channels, total: tl.constexpr, width: tl.constexpr, mask):
-    """(silu of the causal convolution at `channels` in fp32, the columns of the window moved on by one token).
+    """(silu of the causal convolution at `channels`, fp32; the columns of the window moved on by one token).
 
     x: [total], the token; window: [width - 1, total]; taps: [width, total].
     """
@@ -65,14 +85,14 @@ def store_window(window_ptr, columns, channels, total: tl.constexpr, width: tl.c
 
 
 @triton.jit
-def arrive(arrivals_ptr, readers: tl.constexpr, sem: tl.constexpr):
+def arrive(arrivals_ptr, readers: tl.constexpr):
     """True in the last of `readers` programs to come here, which then sees all that the others stored before.
 
     The barrier puts the reads and stores of all of a program's threads before its arrival, and the atomic
     (release and acquire) puts them before what the last one does. It leaves the counter at zero.
     """
     tl.debug_barrier()
-    last = tl.atomic_add(arrivals_ptr, 1, sem=sem) == readers - 1
+    last = tl.atomic_add(arrivals_ptr, 1, sem="acq_rel") == readers - 1
     if last:
         tl.store(arrivals_ptr, 0)
     return last
@@ -96,14 +116,11 @@ def norm_stored(
     eps,
     sigmoid: tl.constexpr,
 ):
-    """`gated_norm` of a head's output, whose parts were stored in `partial` [d_v] fp32 by several tiles."""
+    """`gated_norm` of a head's output, whose parts several programs stored in `partial` [d_v] fp32."""
     at = tl.arange(0, padded)
-    mask = None if padded == dim else at < dim
+    mask = at < dim
     # Not through the first level of cache, which other programs' stores do not reach.
-    if padded == dim:
-        o = tl.load(partial_ptr + at, cache_modifier=".cg")
-    else:
-        o = tl.load(partial_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
+    o = tl.load(partial_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
     scale = load(scale_ptr + at, mask)
     gate = load(gate_ptr + at, mask).to(tl.float32)
     y = gated_norm(o, scale, gate, dim, eps, sigmoid)

@@ -1,8 +1,9 @@
 """One decode step of a Gated DeltaNet layer between its two projections, as one kernel.
 
 Fuses the short convolution with SiLU, the normalisation of q and k, the gates, the gated delta rule on the
-state in its arena slot, and the gated norm. The state is read once and written once; everything else that
-moves is a few KiB a row. How several programs share a key head: `fused_delta`.
+state in its arena slot, and the gated norm. The state is read once and written once, or only read where
+writes are deferred (`denim.recurrence.deferred`); everything else that moves is a few KiB a row. How several
+programs share a key head: `fused_delta`.
 
 Offsets into slots are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
 """
@@ -12,8 +13,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-import triton.language.extra.cuda as tl_cuda
 from torch import Tensor
+from triton.language.extra import cuda as tl_cuda
 
 from denim.recurrence.deferred import Ring
 from denim.recurrence.gated_delta import L2NORM_EPS
@@ -28,17 +29,20 @@ from denim.recurrence.kernels.delta_tile import (
     tile_offsets,
 )
 from denim.recurrence.kernels.fused_delta import (
-    WHOLE_HEAD,
     arrive,
     convolve,
     fetch,
     gated_norm,
+    lines,
     norm_stored,
     store_window,
     tiling_of,
 )
+from denim.recurrence.kernels.overlap import launch_options, overlaps
 from denim.recurrence.kernels.update_ring import (
-    record_weights,
+    faded,
+    load_numbers,
+    load_records,
     recorded,
     ring_arguments,
     ring_lengths,
@@ -75,59 +79,55 @@ def _step(
     beta_limit,
     key_heads: tl.constexpr,
     group: tl.constexpr,
-    taken: tl.constexpr,
     key_dim: tl.constexpr,
     value_dim: tl.constexpr,
     width: tl.constexpr,
     parts: tl.constexpr,
     inner: tl.constexpr,
     tile_rows: tl.constexpr,
-    tiles: tl.constexpr,
-    prefetch: tl.constexpr,
     splits: tl.constexpr,
     padded_value_dim: tl.constexpr,
     length: tl.constexpr,
-    padded_length: tl.constexpr,
-    sem: tl.constexpr,
+    levels: tl.constexpr,
     overlap: tl.constexpr,
 ):
-    first_head = tl.program_id(1) * taken
-    row = tl.program_id(2).to(tl.int64)
-    slot = tl.load(slots_ptr + row)
-    if slot < 0:
-        return
-    head = first_head // group
+    # A program takes one value head, or one after the other all of a key head that it has for itself.
+    taken: tl.constexpr = group if splits == 1 else 1
+    readers: tl.constexpr = splits * (group // taken)
     value_heads: tl.constexpr = key_heads * group
     keys: tl.constexpr = key_heads * key_dim
     values: tl.constexpr = value_heads * value_dim
     channels: tl.constexpr = 2 * keys + values
-    readers: tl.constexpr = splits * (group // taken)
+    first_head = tl.program_id(1) * taken
+    head = first_head // group
+    row = tl.program_id(2).to(tl.int64)
+    slot = tl.load(slots_ptr + row)
+    if slot < 0:
+        return
     x_ptr = projected_ptr + row * projected_stride
     out_row = out_ptr + row * values
     partial_row = partial_ptr + row * values
     window = window_ptr + slot * window_stride
     state = state_ptr + slot * state_stride
+    exact: tl.constexpr = parts * inner == key_dim and splits * tile_rows == value_dim
     k_at = tl.arange(0, parts * inner)
-    row_at = tl.program_id(0) * (tile_rows * tiles) + tl.arange(0, tile_rows)
-    k_mask = None if parts * inner == key_dim else k_at < key_dim
-    exact: tl.constexpr = splits * tiles * tile_rows == value_dim
+    v_at = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    k_mask = None if exact else k_at < key_dim
+    v_mask = None if exact else v_at < value_dim
+    key_tile = key_channels(parts, inner)
+    tile_mask = None if exact else (v_at < value_dim)[:, None, None] & (key_tile < key_dim)
+    tile = tile_offsets(v_at, key_tile, key_dim)
     q_channels = head * key_dim + k_at
     k_channels = keys + q_channels
-    key_tile = key_channels(parts, inner)
-    tile = tile_offsets(row_at, key_tile, key_dim)
 
     if overlap:
-        line = tl.arange(0, key_dim // 32)
-        for i in tl.static_range(taken):
-            lines = row_at[:, None] * key_dim + line[None, :] * 32
-            fetch(state + (first_head + i) * (value_dim * key_dim) + lines)
-        at4 = tl.arange(0, 4)[:, None]
-        two = head * key_dim + tl.arange(0, 2)[None, :] * 64
-        fetch(taps_ptr + at4 * channels + two)
-        fetch(taps_ptr + at4 * channels + keys + two)
-        fetch(window + tl.minimum(at4, width - 2) * channels + two)
-        fetch(window + tl.minimum(at4, width - 2) * channels + keys + two)
-        fetch(window + tl.minimum(tl.arange(0, 4), width - 2) * channels + 2 * keys + first_head * value_dim)
+        key_lines = lines(0, key_dim, parts * inner)
+        fetch(state + first_head * (value_dim * key_dim), v_at[:, None] * key_dim + key_lines[None, :], 0, 1)
+        fetch(taps_ptr, head * key_dim + key_lines, channels, width)
+        fetch(taps_ptr, keys + head * key_dim + key_lines, channels, width)
+        fetch(window, head * key_dim + key_lines, channels, width - 1)
+        fetch(window, keys + head * key_dim + key_lines, channels, width - 1)
+        fetch(window, 2 * keys + first_head * value_dim + v_at, channels, width - 1)
         tl_cuda.gdc_wait()
         tl_cuda.gdc_launch_dependents()
 
@@ -136,137 +136,79 @@ def _step(
     if length > 0:
         pending = tl.load(pending_ptr + row)
         ring_keys = ring_keys_ptr + slot * ring_keys_stride + head * key_dim
+        kj = load_records(ring_keys, keys, k_at, key_dim, pending, length, levels)
 
     for i in tl.static_range(taken):
+        # Everything is asked for before anything is computed, the state at last: Triton lays out what comes
+        # of several loads as the last one wants it.
         value_head = first_head + i
-        head_state = state + value_head * (value_dim * key_dim) + tile
+        head_at = value_head * value_dim
+        v_channels = 2 * keys + head_at + v_at
+        v, v_columns = convolve(x_ptr, window, taps_ptr, v_channels, channels, width, v_mask)
         gates = x_ptr + channels + values + value_head
         b = tl.load(gates).to(tl.float32)
         a = tl.load(gates + value_heads).to(tl.float32) + tl.load(dt_bias_ptr + value_head).to(tl.float32)
-        softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
-        log_decay = -tl.exp(tl.load(a_log_ptr + value_head)) * softplus
-        beta = beta_limit * tl.sigmoid(b)
-        total = log_decay
+        rate = tl.exp(tl.load(a_log_ptr + value_head))
+        if splits == 1:
+            norm = load(norm_ptr + v_at, v_mask)
+            z = load(x_ptr + channels + head_at + v_at, v_mask).to(tl.float32)
         if length > 0:
-            ring_updates = ring_updates_ptr + slot * ring_updates_stride + value_head * value_dim
+            ring_updates = ring_updates_ptr + slot * ring_updates_stride + head_at
             ring_decays = ring_decays_ptr + slot * ring_decays_stride + value_head
-            total, with_k, with_q = record_weights(
-                ring_keys,
-                ring_decays,
-                pending,
-                log_decay,
-                k_at,
-                q,
-                k,
-                keys,
-                value_heads,
-                key_dim,
-                False,
-                padded_length,
-            )
+            uj = load_records(ring_updates, values, v_at, value_dim, pending, length, levels)
+            gj = load_numbers(ring_decays, value_heads, pending, length, levels)
+        head_state = state + head_at * key_dim + tile
+        s = load(head_state, tile_mask).to(tl.float32)
+
+        if i == 0:
+            qq, kk, qk = products(q, k)
+            q_norm = tl.rsqrt(qq + l2_eps) * scale
+            k_norm = tl.rsqrt(kk + l2_eps)
+            q_tile = in_parts(q, parts, inner)
+            k_tile = in_parts(k, parts, inner)
+        beta = beta_limit * tl.sigmoid(b)
+        log_decay = -rate * tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))  # softplus
+        total = log_decay
+        behind_k = 0.0
+        behind_q = 0.0
+        if length > 0:
+            faded_keys, total = faded(kj, gj, log_decay, levels)
+            behind_k, behind_q = recorded(faded_keys, uj, k, q, levels)
+
+        # Both reads from the state as it was, so that neither waits for the other:
+        # S q = S' q + u (k . q).
         decay = tl.exp(total)
-        for t in tl.static_range(tiles):
-            v_at = row_at + t * tile_rows
-            v_mask = None if exact else v_at < value_dim
-            tile_mask = None
-            if not exact or k_mask is not None:
-                tile_mask = (v_at < value_dim)[:, None, None] & (key_tile < key_dim)
-            v_channels = 2 * keys + value_head * value_dim + v_at
-            v, v_columns = convolve(x_ptr, window, taps_ptr, v_channels, channels, width, v_mask)
-            if tiles * splits == 1:
-                norm = load(norm_ptr + v_at, v_mask)
-                z = load(x_ptr + channels + value_head * value_dim + v_at, v_mask).to(tl.float32)
-            behind_k = 0.0
-            behind_q = 0.0
+        u = beta * (v - (read(s, k_tile) * decay + behind_k) * k_norm)
+        o = (read(s, q_tile) * decay + behind_q) * q_norm + u * (qk * q_norm * k_norm)
+        if splits > 1:
+            tl.store(partial_row + head_at + v_at, o, mask=v_mask)
+        tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
+        if length > 0 and pending < length - 1:
+            tl.store(ring_updates + pending * values + v_at, u, mask=v_mask)
+            if tl.program_id(0) == 0:
+                tl.store(ring_decays + pending * value_heads, log_decay)
+                if value_head % group == 0:
+                    tl.store(ring_keys + pending * keys + k_at, k * k_norm, mask=k_mask)
+        else:
+            s = s * decay + outer(u * k_norm, k_tile)
             if length > 0:
-                behind_k, behind_q = recorded(
-                    ring_updates, pending, v_at, with_k, with_q, values, value_dim, padded_length
-                )
-            if prefetch and (i > 0 or t > 0):
-                s = s_next
-            else:
-                s = load(head_state + t * (tile_rows * key_dim), tile_mask).to(tl.float32)
-            if prefetch and t + 1 < tiles:
-                s_next = load(head_state + (t + 1) * (tile_rows * key_dim), tile_mask).to(tl.float32)
-            elif prefetch and i + 1 < taken:
-                s_next = load(head_state + value_dim * key_dim, tile_mask).to(tl.float32)
-            if i == 0 and t == 0:
-                qq, kk, qk = products(q, k)
-                q_norm = tl.rsqrt(qq + l2_eps) * scale
-                k_norm = tl.rsqrt(kk + l2_eps)
-                q_tile = in_parts(q, parts, inner)
-                k_tile = in_parts(k, parts, inner)
-
-            # Both reads from the state as it was, so that neither waits for the other: S q = S' q + u (k . q).
-            u = beta * (v - (read(s, k_tile) * decay + behind_k) * k_norm)
-            o = (read(s, q_tile) * decay + behind_q) * q_norm + u * (qk * q_norm * k_norm)
-            if tiles * splits > 1:
-                tl.store(partial_row + value_head * value_dim + v_at, o, mask=v_mask)
-            tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
-            if length > 0 and pending < length - 1:
-                tl.store(ring_updates + pending * values + v_at, u, mask=v_mask)
-            else:
-                s = s * decay + outer(u * k_norm, k_tile)
-                if length > 0:
-                    s = with_records(
-                        s,
-                        ring_keys,
-                        ring_updates,
-                        ring_decays,
-                        pending,
-                        log_decay,
-                        key_tile,
-                        v_at,
-                        keys,
-                        values,
-                        value_heads,
-                        key_dim,
-                        value_dim,
-                        False,
-                    )
-                s_out = s.to(state_ptr.dtype.element_ty)
-                tile_ptr = head_state + t * (tile_rows * key_dim)
-                tl.store(tile_ptr, s_out, mask=tile_mask, cache_modifier=".cs")
-            store_window(window, v_columns, v_channels, channels, width, v_mask)
-            if tiles * splits == 1:
-                y = gated_norm(o, norm, z, value_dim, norm_eps, False)
-                tl.store(out_row + value_head * value_dim + v_at, y.to(out_ptr.dtype.element_ty), mask=v_mask)
-
-        if length > 0 and tl.program_id(0) == 0 and pending < length - 1:
-            tl.store(ring_decays + pending * value_heads, log_decay)
-            if value_head % group == 0:
-                tl.store(ring_keys + pending * keys + k_at, k * k_norm, mask=k_mask)
-        if splits == 1 and tiles > 1:
-            tl.debug_barrier()  # all parts of the output are stored
-            head_at = value_head * value_dim
-            norm_stored(
-                out_row + head_at,
-                partial_row + head_at,
-                x_ptr + channels + head_at,
-                norm_ptr,
-                value_dim,
-                padded_value_dim,
-                norm_eps,
-                False,
-            )
+                s = with_records(s, faded_keys, uj, parts, inner, length)
+            tl.store(head_state, s.to(state_ptr.dtype.element_ty), mask=tile_mask, cache_modifier=".cs")
+        store_window(window, v_columns, v_channels, channels, width, v_mask)
+        if splits == 1:
+            y = gated_norm(o, norm, z, value_dim, norm_eps, False)
+            tl.store(out_row + head_at + v_at, y.to(out_ptr.dtype.element_ty), mask=v_mask)
 
     if readers == 1:
         store_window(window, q_columns, q_channels, channels, width, k_mask)
         store_window(window, k_columns, k_channels, channels, width, k_mask)
-    elif arrive(arrivals_ptr + row * key_heads + head, readers, sem):
-        if splits > 1:
-            for i in tl.static_range(group):
-                head_at = (head * group + i) * value_dim
-                norm_stored(
-                    out_row + head_at,
-                    partial_row + head_at,
-                    x_ptr + channels + head_at,
-                    norm_ptr,
-                    value_dim,
-                    padded_value_dim,
-                    norm_eps,
-                    False,
-                )
+    elif arrive(arrivals_ptr + row * key_heads + head, readers):
+        for i in tl.static_range(group):
+            at = (head * group + i) * value_dim
+            gate = x_ptr + channels + at
+            norm_stored(
+                out_row + at, partial_row + at, gate, norm_ptr, value_dim, padded_value_dim, norm_eps, False
+            )
         store_window(window, q_columns, q_channels, channels, width, k_mask)
         store_window(window, k_columns, k_channels, channels, width, k_mask)
 
@@ -286,38 +228,34 @@ def gated_delta_step_fused(
     ring: Ring | None = None,
     pending: Tensor | None = None,
     tiling: Tiling | None = None,
-    taken: int | None = None,
-    sem: str = "acq_rel",
-    overlap: bool = False,
-    prefetch: bool = False,
-    maxnreg: int | None = None,
 ) -> Tensor:
     """One token for each of B rows: from the input projection to the input of the output projection.
 
     projected: [B, channels + Hv·d_v + 2·Hv] = [q | k | v | z | b | a], rows dense; conv_taps:
     [W, channels], dense; a_log (fp32), dt_bias: [Hv]; norm_scale: [d_v] fp32; slots: [B] int64, negative for
     padding; window: [slots, W - 1, channels] and state: [slots, Hv, d_v, d_k], views of the arena, updated
-    in place; arrivals: [N, Hk] int32, zero before and after every call: for more than N rows heads are not
-    spread over several programs. β = beta_limit · sigmoid(b).
-    Returns [B, Hv·d_v] in projected's dtype; rows of padding are not written.
-    Rule and gates: `denim.recurrence.gated_delta`; fp32 inside.
+    in place; arrivals: `denim.recurrence.arrivals.new_arrivals`. β = beta_limit · sigmoid(b).
+
+    With a ring, of which row i has pending[i] records ([B] int32, below its length L), the state is not
+    written but for rows with L - 1. Returns [B, Hv·d_v] in projected's dtype; rows of padding are not
+    written. tiling: how states are laid out, None: as measured.
+
+    Where kernels overlap (`overlap`), the one launched last before this must write `projected` and nothing
+    else that is read here. Rule and gates: `denim.recurrence.gated_delta`; fp32 inside.
     """
-    rows, (most, key_heads) = projected.shape[0], arrivals.shape
+    rows, key_heads = projected.shape[0], arrivals.shape[1]
     _, value_heads, value_dim, key_dim = state.shape
     assert projected.stride(1) == 1 and window.stride(1) == window.shape[2] and state[0].is_contiguous()
     assert arrivals.is_contiguous() and conv_taps.is_contiguous()
-    tiling = (tiling or tiling_of(rows * value_heads)).within(value_dim)
-    if rows > most:
-        tiling = WHOLE_HEAD.whole(value_dim)
+    group = value_heads // key_heads
+    tiling = tiling or tiling_of(rows, value_heads, value_dim)
     splits = tiling.splits(value_dim)
-    if taken is None:
-        taken = value_heads // key_heads if splits == 1 else 1
+    assert splits == 1 or rows <= len(arrivals)
     parts, inner = tiling.parts(key_dim)
     out = torch.empty(rows, value_heads * value_dim, dtype=projected.dtype, device=projected.device)
-    partial = torch.empty(
-        out.shape if splits * tiling.tiles > 1 else 0, dtype=torch.float32, device=out.device
-    )
-    _step[(splits, value_heads // taken, rows)](
+    partial = torch.empty(out.shape if splits > 1 else 0, dtype=torch.float32, device=out.device)
+    overlap = overlaps(out.device)
+    _step[(splits, key_heads if splits == 1 else value_heads, rows)](
         projected,
         projected.stride(0),
         conv_taps,
@@ -339,23 +277,18 @@ def gated_delta_step_fused(
         norm_eps,
         beta_limit,
         key_heads=key_heads,
-        group=value_heads // key_heads,
-        taken=taken,
+        group=group,
         key_dim=key_dim,
         value_dim=value_dim,
         width=conv_taps.shape[0],
         parts=parts,
         inner=inner,
         tile_rows=tiling.rows,
-        tiles=tiling.tiles,
-        prefetch=prefetch,
-        **({"maxnreg": maxnreg} if maxnreg else {}),
         splits=splits,
         padded_value_dim=triton.next_power_of_2(value_dim),
         **ring_lengths(ring),
-        sem=sem,
         overlap=overlap,
-        **({"launch_pdl": True} if overlap else {}),
         num_warps=tiling.warps,
+        **launch_options(overlap),
     )
     return out

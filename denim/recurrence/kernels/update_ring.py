@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from denim.recurrence.deferred import Ring
-from denim.recurrence.kernels.delta_tile import outer
+from denim.recurrence.kernels.delta_tile import in_parts, outer
 
 
 def ring_arguments(ring: Ring | None) -> tuple[Any, ...]:
@@ -33,99 +33,80 @@ def ring_arguments(ring: Ring | None) -> tuple[Any, ...]:
 
 
 def ring_lengths(ring: Ring | None) -> dict[str, int]:
-    """The length of a ring, 0 without one, and a power of two that holds it."""
+    """The length of a ring, 0 without one, and the logarithm of a power of two that holds what can be pending
+    when a step begins, length - 1."""
     length = 0 if ring is None else ring.keys.shape[1]
-    return {"length": length, "padded_length": triton.next_power_of_2(max(length, 1))}
+    return {"length": length, "levels": max(length - 2, 0).bit_length()}
 
 
 @triton.jit
-def record_weights(
-    keys_ptr,
-    decays_ptr,
-    pending,
-    log_decay,
-    k_at,
-    q,
-    k,
-    keys: tl.constexpr,
-    decays: tl.constexpr,
-    key_dim: tl.constexpr,
-    vector_decay: tl.constexpr,
-    padded: tl.constexpr,
+def load_records(
+    ptr, stride: tl.constexpr, at, dim: tl.constexpr, pending, length: tl.constexpr, levels: tl.constexpr
 ):
-    """(log-decay of S_0, weights of the u_j in S' k [padded], the same in S' q).
-
-    Pointers: a slot's ring at this head; `keys`, `decays`: elements from a record to the next. `pending`: how
-    many; padded: a power of two, at least the length. k_at, q, k: [d_k]; log_decay of the step: a number, or
-    [d_k].
-    """
-    at = tl.arange(0, padded)
-    k_mask = k_at < key_dim
-    kj = tl.load(keys_ptr + at[:, None] * keys + k_at, mask=(at < pending)[:, None] & k_mask, other=0.0)
-    behind = at + 1 < pending
-    if vector_decay:
-        first = tl.load(decays_ptr + k_at, mask=k_mask & (pending > 0), other=0.0)
-        later = decays_ptr + decays + at[:, None] * decays + k_at
-        gj = tl.load(later, mask=behind[:, None] & k_mask, other=0.0)
-        kj *= tl.exp(tl.cumsum(gj, 0, reverse=True) + log_decay[None, :])
-        total = log_decay + tl.sum(gj, 0) + first
-        with_k = tl.sum(kj * k[None, :], 1)
-        with_q = tl.sum(kj * q[None, :], 1)
-    else:
-        first = tl.load(decays_ptr, mask=pending > 0, other=0.0)
-        gj = tl.load(decays_ptr + decays + at * decays, mask=behind, other=0.0)
-        fade = tl.exp(tl.sum(tl.where(at[None, :] >= at[:, None], gj[None, :], 0.0), 1) + log_decay)
-        total = log_decay + tl.sum(gj, 0) + first
-        with_k = tl.sum(kj * k[None, :], 1) * fade
-        with_q = tl.sum(kj * q[None, :], 1) * fade
-    return total, with_k, with_q
-
-
-@triton.jit
-def recorded(
-    updates_ptr,
-    pending,
-    v_at,
-    with_k,
-    with_q,
-    values: tl.constexpr,
-    value_dim: tl.constexpr,
-    padded: tl.constexpr,
-):
-    """What the records add to S' k and to S' q, each [rows]; weights from `record_weights`."""
-    at = tl.arange(0, padded)
-    mask = (at < pending)[:, None] & (v_at < value_dim)
-    uj = tl.load(updates_ptr + at[:, None] * values + v_at, mask=mask, other=0.0)
-    return tl.sum(with_k[:, None] * uj, 0), tl.sum(with_q[:, None] * uj, 0)
-
-
-@triton.jit
-def with_records(
-    s,
-    keys_ptr,
-    updates_ptr,
-    decays_ptr,
-    pending,
-    log_decay,
-    k_at,
-    v_at,
-    keys: tl.constexpr,
-    values: tl.constexpr,
-    decays: tl.constexpr,
-    key_dim: tl.constexpr,
-    value_dim: tl.constexpr,
-    vector_decay: tl.constexpr,
-):
-    """S' from s = S_0 diag(e^{g + sum g_i}): the records are added, from the last to the first. k_at: [1,
-    parts, inner]; log_decay of the step: a number, or like k_at."""
-    k_mask = k_at < key_dim
-    for i in tl.range(pending):
-        j = pending - 1 - i
-        kj = tl.load(keys_ptr + j * keys + k_at, mask=k_mask, other=0.0)
-        uj = tl.load(updates_ptr + j * values + v_at, mask=v_at < value_dim, other=0.0)
-        s += outer(uj, kj * tl.exp(log_decay))
-        if vector_decay:
-            log_decay += tl.load(decays_ptr + j * decays + k_at, mask=k_mask, other=0.0)
+    """A tuple of 2^levels vectors [at], zeros from `pending` on. `stride`: elements from a record to the
+    next. at: which of `dim` elements. At most length - 1 are ever pending when a step begins."""
+    records = ()
+    for j in tl.static_range(1 << levels):
+        if j < length - 1:
+            record = tl.load(ptr + j * stride + at, mask=(at < dim) & (j < pending), other=0.0)
         else:
-            log_decay += tl.load(decays_ptr + j * decays)
+            record = tl.zeros_like(at).to(tl.float32)
+        records = records + (record,)  # noqa: RUF005 (Triton knows no other way)
+    return records
+
+
+@triton.jit
+def load_numbers(ptr, stride: tl.constexpr, pending, length: tl.constexpr, levels: tl.constexpr):
+    """The same with a number for each record."""
+    numbers = ()
+    for j in tl.static_range(1 << levels):
+        number = 0.0
+        if j < length - 1:
+            number = tl.load(ptr + j * stride, mask=j < pending, other=0.0)
+        numbers = numbers + (number,)  # noqa: RUF005
+    return numbers
+
+
+@triton.jit
+def _side_by_side(records, levels: tl.constexpr):
+    """2^levels vectors [n] as [n, 2^levels]: a thread holds what it held, and nothing moves."""
+    tiles = records
+    for level in tl.static_range(levels):
+        joined = ()
+        for m in tl.static_range(1 << (levels - 1 - level)):
+            joined = joined + (tl.join(tiles[m], tiles[m + (1 << (levels - 1 - level))]),)  # noqa: RUF005
+        tiles = joined
+    return tl.reshape(tiles[0], [records[0].shape[0], 1 << levels])
+
+
+@triton.jit
+def faded(kj, gj, log_decay, levels: tl.constexpr):
+    """(the keys, each behind all later decays; the log-decay of S_0). Decays are numbers or like the keys;
+    log_decay is the step's own."""
+    keys = ()
+    for i in tl.static_range(1 << levels):
+        keys = (kj[(1 << levels) - 1 - i] * tl.exp(log_decay),) + keys  # noqa: RUF005
+        log_decay += gj[(1 << levels) - 1 - i]
+    return keys, log_decay
+
+
+@triton.jit
+def _add2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def recorded(keys, uj, k, q, levels: tl.constexpr):
+    """What the records add to S' k and to S' q, each [rows]. keys: `faded`; k, q: [d_k]."""
+    keys = _side_by_side(keys, levels)
+    with_k, with_q = tl.reduce((keys * k[:, None], keys * q[:, None]), 0, _add2)
+    updates = _side_by_side(uj, levels)
+    return tl.sum(updates * with_k[None, :], 1), tl.sum(updates * with_q[None, :], 1)
+
+
+@triton.jit
+def with_records(s, keys, uj, parts: tl.constexpr, inner: tl.constexpr, length: tl.constexpr):
+    """S' from s = S_0 behind all decays, when all length - 1 records are there."""
+    for j in tl.static_range(length - 1):
+        s += outer(uj[j], in_parts(keys[j], parts, inner))
     return s

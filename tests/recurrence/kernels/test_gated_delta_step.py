@@ -98,7 +98,6 @@ class Case:
     def fused(
         self,
         tiling: Tiling | None = None,
-        taken: int | None = None,
         ring: Ring | None = None,
         pending: Tensor | None = None,
     ) -> Tensor:
@@ -108,9 +107,8 @@ class Case:
         self.slots, self.window, self.state = (t.to(DEVICE) for t in (self.slots, self.window, self.state))
         places = (self.slots, self.window, self.state)
         arrivals = torch.zeros(len(self.slots), self.key_heads, dtype=torch.int32, device=DEVICE)
-        out = gated_delta_step_fused(
-            *moved, EPS, *places, arrivals, self.beta_limit, ring, pending, tiling, taken
-        )
+        options = (self.beta_limit, ring, pending, tiling)
+        out = gated_delta_step_fused(*moved, EPS, *places, arrivals, *options)
         assert not arrivals.any()
         self.window, self.state = self.window.cpu(), self.state.cpu()
         return out.cpu()
@@ -134,13 +132,12 @@ def test_equals_the_plain_parts(sizes: tuple[int, int, int, int], dtype: torch.d
     torch.testing.assert_close(case.state, state, equal_nan=True, **tolerance)
 
 
-@pytest.mark.parametrize("taken", [1, 3])
-@pytest.mark.parametrize("tiling", [Tiling(4, 1), Tiling(8, 2), Tiling(4, 1, 4, 8), Tiling(16, 4)], ids=str)
-def test_tilings(tiling: Tiling, taken: int) -> None:
-    """Heads spread over one program or several, for each value head or for a group together."""
+@pytest.mark.parametrize("tiling", [Tiling(4, 1), Tiling(8, 2), Tiling(4, 1, 8), Tiling(16, 4)], ids=str)
+def test_tilings(tiling: Tiling) -> None:
+    """Heads spread over one program or several."""
     case = Case.random(2, 3, 16, 12, torch.float32, slots=[3, -1, 8, 0])
     expected, window, state = case.plain()
-    out = case.fused(tiling, taken)
+    out = case.fused(tiling)
     torch.testing.assert_close(out[[0, 2, 3]], expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(case.window, window, equal_nan=True, atol=0, rtol=0)
     torch.testing.assert_close(case.state, state, equal_nan=True, atol=1e-5, rtol=1e-5)
@@ -168,7 +165,7 @@ def test_deferred_writes(tiling: Tiling) -> None:
         case.projected = every.projected = torch.randn_like(case.projected)
         case.projected[:, -2] = 80.0 if step % 2 else -80.0  # strong and weak decays in turn
         before = case.state.clone()
-        out, expected = case.fused(tiling, None, ring, pending), every.fused()
+        out, expected = case.fused(tiling, ring, pending), every.fused()
         torch.testing.assert_close(out[[0, 2]], expected[[0, 2]], atol=2e-5, rtol=2e-5)
         torch.testing.assert_close(case.window, every.window, equal_nan=True, atol=0, rtol=0)
         for row, slot in enumerate(case.slots.tolist()):
