@@ -2,8 +2,8 @@
 
     python -m bench.planned_against_real [--device cuda] [--memory-gib 60] [--tokens 100] [--json FILE]
 
-Real requests of a short prompt and a long output, on random weights of Qwen3.5-0.8B's dimensions; they begin in
-one step. In the step before they end all should be running, none should ever have given way, and the bytes of
+Real requests of a short prompt and a long output, on random weights of Qwen3.5-0.8B's dimensions; they begin
+in one step. In the step before they end all should be running, none should have given way, and the bytes of
 their slots and pages should be the planned ones.
 """
 
