@@ -244,3 +244,41 @@ def test_the_async_engine(mute: tuple[Path, Judge]) -> None:
         return hits
 
     assert asyncio.run(scene()) == [0, 0, 99]
+
+
+def test_every_turn_of_a_chat_reuses_its_stable_history() -> None:
+    """PN-04, PN-15: what the next turn shares is known to the token, with thinking stripped from older turns.
+
+    Eight conversations of six turns over one system part: a turn hits where the template says that the turn
+    before agrees with it, and a new conversation behind the system part.
+    """
+    llm = LLM(memory="128MiB", max_model_len=2048, device="cpu")
+    system = {"role": "system", "content": "You answer in few words, and never say more than is asked. " * 8}
+    params = SamplingParams(temperature=0, max_tokens=12)
+    for conversation in range(8):
+        messages, stable = [system], 0
+        for turn in range(6):
+            messages.append({"role": "user", "content": f"Question {turn} of {conversation}: what is it?"})
+            read = llm.read_chat(messages)
+            system_end, boundary = read.boundaries
+            assert system_end >= 64 and boundary == len(read.tokens) - 2  # before <think> and a line's end
+            (output,) = llm.chat(messages, params)
+            assert output.prompt_token_ids == read.tokens
+            known = stable if turn else system_end if conversation else 0
+            assert output.num_cached_tokens == known
+            stable = boundary
+            messages.append({"role": "assistant", "content": output.outputs[0].text})
+    llm.check()
+
+
+def test_a_mark_on_a_message_is_a_position() -> None:
+    llm = LLM(memory="64MiB", max_model_len=2048, device="cpu")
+    first = {"role": "user", "content": "A document. " * 20, "cache_control": {"type": "ephemeral"}}
+    read = llm.read_chat([first])
+    (mark,) = read.marks
+    assert 0 < len(read.tokens) - mark < 10
+    params = SamplingParams(temperature=0, max_tokens=4)
+    llm.chat([first], params)
+    question = {"role": "user", "content": "What does it say?"}
+    (output,) = llm.chat([first, question], params)
+    assert output.num_cached_tokens == mark
