@@ -43,10 +43,6 @@ DECODE_WAVE = 64
 # sums are as large as a tile.
 SEGMENT_WAVE, SEGMENT_LEAST = 128, 512
 NO_MOST = 1 << 30
-# The kernel for segments on Hopper has tiles of so many rows, and splits no keys: it waits for this share of
-# the
-# multiprocessors to have a tile.
-TILE_ROWS, BUSY = 128, 0.4
 
 
 class TritonAttention:
@@ -115,11 +111,8 @@ class TritonAttention:
         """The spans behind the decode rows, into their rows of `out`."""
         rows, spans = batch.num_decode, len(batch.kv_lens)
         shape = AttentionShape(q.shape[1], kv.shape[3], q.shape[2])
-        tokens = len(q) - rows
-        # Too few tiles leave the device idle where keys are not split.
-        tiles = shape.num_kv_heads * tokens * shape.group // TILE_ROWS
-        if tiles >= self.multiprocessors * BUSY and self._suits(q, kv):
-            from denim.layers.kernels.hopper_segments import hopper_segments
+        if self._suits(q, kv):
+            from denim.layers.kernels.hopper_segments import ROWS, hopper_segments
 
             hopper_segments(
                 q,
@@ -129,7 +122,9 @@ class TritonAttention:
                 batch.page_ids,
                 batch.page_indptr[rows:],
                 scale,
-                tokens=tokens,
+                self.workspace,
+                tokens=len(q) - rows,
+                cut=segment_cut(self.floats, ROWS.value, shape.dim, spans - rows),
                 out=out,
                 gate=gate,
             )
@@ -174,7 +169,7 @@ class TritonAttention:
             cut = decode_cut(spans, hopper=False)
             programs = PROGRAMS * self.multiprocessors
         else:
-            cut = segment_cut(self.floats, shape, tiles, spans)
+            cut = segment_cut(self.floats, tiles.rows, shape.dim, spans)
             programs = most_units(spans, tokens, shape.group, shape.num_kv_heads, tiles.rows, cut.wave)
         attend_pages(
             q,
@@ -213,10 +208,11 @@ def decode_floats(shape: AttentionShape, rows: int, keys: int) -> int:
 
 
 @cache
-def segment_cut(floats: int, shape: AttentionShape, tiles: Tiles, spans: int) -> Cut:
-    """How finely each of so many segments is cut, when a workspace has `floats` numbers."""
+def segment_cut(floats: int, rows: int, dim: int, spans: int) -> Cut:
+    """How finely each of so many segments is cut, in tiles of `rows` rows, when a workspace has `floats`
+    numbers."""
     wave = SEGMENT_WAVE
-    while wave > 1 and floats < kept_floats(kept_units(spans, wave), tiles.rows, shape.dim):
+    while wave > 1 and floats < kept_floats(kept_units(spans, wave), rows, dim):
         wave //= 2
     return Cut(wave, SEGMENT_LEAST, NO_MOST)
 

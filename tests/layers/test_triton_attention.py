@@ -14,7 +14,7 @@ from denim.layers.latent_attention import LatentAttentionLayer
 from denim.layers.norm import RMSNorm
 from denim.layers.paged_attention import AttentionShape, StepLimits
 from denim.layers.rotary import Rotary
-from denim.layers.triton_attention import SEGMENT_BYTES, TritonAttention, decode_cut, segment_cut, tiles_of
+from denim.layers.triton_attention import SEGMENT_BYTES, TritonAttention, decode_cut, segment_cut
 from denim.spec.attention import FullAttention, LatentAttention
 from denim.spec.model import Rope
 from tests.batches import rows_of_pages
@@ -98,9 +98,7 @@ def few_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_are_cut_less_finely_than_one() -> None:
-    shape = AttentionShape(16, 2, 256)
-    tiles = tiles_of(torch.bfloat16, shape, 500)
-    waves = [segment_cut(SEGMENT_BYTES // 4, shape, tiles, spans).wave for spans in (1, 16, 4096)]
+    waves = [segment_cut(SEGMENT_BYTES // 4, 128, 256, spans).wave for spans in (1, 16, 4096)]
     assert waves[0] > waves[1] > waves[2] >= 1
     waves = [decode_cut(rows, hopper=hopper).wave for hopper in (False, True) for rows in (1, 16, 512)]
     assert waves[0] > waves[1] > waves[2] == 1 and waves[3] > waves[4] > waves[5] == 1

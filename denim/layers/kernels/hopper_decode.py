@@ -28,6 +28,7 @@ from denim.layers.kernels.hopper_pages import (
     COLUMNS,
     LOG2_E,
     add,
+    added_up,
     barrier,
     bring_block,
     clear_behind,
@@ -226,35 +227,21 @@ def _attend_units(
                 gl.store(counters_ptr + first, 0)
                 r = gl.arange(0, wide, layout=gl.SliceLayout(1, merging))
                 e = gl.arange(0, dim, layout=gl.SliceLayout(0, merging))
-                r_top = gl.full([wide], float("-inf"), gl.float32, layout=gl.SliceLayout(1, merging))
-                r_total = gl.zeros([wide], gl.float32, layout=gl.SliceLayout(1, merging))
-                r_acc = gl.zeros([wide, dim], gl.float32, layout=merging)
-                for j0 in range(0, splits, merge_splits):
-                    for u in gl.static_range(merge_splits):
-                        there = (r < group) & (j0 + u < splits)
-                        u_at = (first + (j0 + u) * kv_heads).to(gl.int64) * group + r
-                        u_top = gl.load(
-                            stats_ptr + u_at * 2, mask=there, other=float("-inf"), cache_modifier=".cg"
-                        )
-                        u_total = gl.load(
-                            stats_ptr + u_at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg"
-                        )
-                        u_acc = gl.load(
-                            partial_ptr + u_at[:, None] * dim + e[None, :],
-                            mask=there[:, None] & (e < dim)[None, :],
-                            other=0.0,
-                            cache_modifier=".cg",
-                        )
-                        next_top = gl.maximum(r_top, u_top)
-                        shift = gl.where(next_top == float("-inf"), 0.0, next_top)  # heads beyond the group
-                        r_fade = gl.exp2(r_top - shift)
-                        u_fade = gl.exp2(u_top - shift)
-                        r_total = r_total * r_fade + u_total * u_fade
-                        r_acc = r_acc * r_fade[:, None] + u_acc * u_fade[:, None]
-                        r_top = next_top
+                base = first.to(gl.int64) * group
+                r_out = added_up(
+                    (partial_ptr, stats_ptr),
+                    base,
+                    kv_heads * group,
+                    splits,
+                    r,
+                    r < group,
+                    wide,
+                    dim,
+                    merge_splits,
+                    merging,
+                )
                 r_head = kv_head * group + r
                 mask = (r < group)[:, None] & (e < dim)[None, :]
-                r_out = r_acc / r_total[:, None]
                 if gated:
                     gate_at = token * gate_token_stride + (r_head * gate_head_stride)[:, None] + e[None, :]
                     r_out = r_out * sigmoid_of(gate_ptr, gate_at, mask)

@@ -82,6 +82,49 @@ def sigmoid_of(gate_ptr, at, mask):
     return 1.0 / (1.0 + gl.exp2(-LOG2_E * gate))
 
 
+@gluon.jit
+def added_up(
+    workspace,
+    base,
+    step,
+    splits,
+    r,
+    there,
+    rows: gl.constexpr,
+    dim: gl.constexpr,
+    at_once: gl.constexpr,
+    layout: gl.constexpr,
+):
+    """Rows r [rows] of a tile over all its splits, [rows, dim]: split j left row r at place base + j · step +
+    r of the workspace. `there`: rows that exist. Partial sums of `at_once` splits are on their way at one
+    time."""
+    partial_ptr, stats_ptr = workspace
+    d = gl.arange(0, dim, layout=gl.SliceLayout(0, layout))
+    top = gl.full([rows], float("-inf"), gl.float32, layout=gl.SliceLayout(1, layout))
+    total = gl.zeros([rows], gl.float32, layout=gl.SliceLayout(1, layout))
+    acc = gl.zeros([rows, dim], gl.float32, layout=layout)
+    for j0 in range(0, splits, at_once):
+        for j in gl.static_range(at_once):
+            kept = there & (j0 + j < splits)
+            at = base + (j0 + j) * step + r
+            j_top = gl.load(stats_ptr + at * 2, mask=kept, other=float("-inf"), cache_modifier=".cg")
+            j_total = gl.load(stats_ptr + at * 2 + 1, mask=kept, other=0.0, cache_modifier=".cg")
+            j_acc = gl.load(
+                partial_ptr + at[:, None] * dim + d[None, :],
+                mask=kept[:, None] & (d < dim)[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            new_top = gl.maximum(top, j_top)
+            shift = gl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen no key yet
+            fade = gl.exp2(top - shift)
+            j_fade = gl.exp2(j_top - shift)
+            total = total * fade + j_total * j_fade
+            acc = acc * fade[:, None] + j_acc * j_fade[:, None]
+            top = new_top
+    return acc / total[:, None]
+
+
 @cache
 def on_hopper(device: torch.device) -> bool:
     """wgmma is there on compute capability 9.0 alone."""

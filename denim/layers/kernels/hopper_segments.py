@@ -5,9 +5,9 @@ into a ring of blocks; each group of four warps has 64 query rows, and adds the 
 scores of the next are made, so that softmax and products overlap. The query heads that share a KV head are
 rows of one tile.
 
-A program takes 128 rows of one span and KV head with all keys that they see, and finds out which from the
-spans' lengths on the device, like `denim.layers.kernels.paged_attention`. Keys behind a span's length are
-never used, whatever lies there: scores are masked, values are set to zero.
+A program takes one unit, 128 rows of one span and KV head and a split of the keys that they see, and finds
+out which from the spans' lengths on the device: `denim.layers.kernels.split_keys`. Keys behind a span's
+length are never used, whatever lies there: scores are masked, values are set to zero.
 """
 
 from __future__ import annotations
@@ -28,17 +28,23 @@ from denim.layers.kernels.hopper_pages import (
     COLUMNS,
     LOG2_E,
     add,
+    added_up,
+    barrier,
     bring_block,
     clear_behind,
     page_rows,
     sigmoid_of,
+    split_of,
 )
+from denim.layers.kernels.split_keys import Cut, Workspace, most_units
 
 GROUP_ROWS = gl.constexpr(64)  # rows of one group of warps: the height of wgmma
 ROWS = gl.constexpr(2 * GROUP_ROWS.value)
 SPANS = 256  # spans that a program looks at together
 # Keys of a block and blocks in the ring, by head size: what shared memory (227 KiB) and 240 registers hold.
 BLOCKS = {64: (128, 3), 128: (128, 2), 256: (64, 2)}
+# Rows and splits whose partial sums are added up at one time.
+MERGE_ROWS, MERGE_SPLITS = gl.constexpr(32), gl.constexpr(2)
 WORKER_REGISTERS, LOADER_REGISTERS = gl.constexpr(240), gl.constexpr(24)
 
 
@@ -75,8 +81,11 @@ def _softmax(
         keys = start + gl.arange(0, block_n, layout=gl.SliceLayout(0, layout))
         scores = gl.where(keys[None, :] < limit[:, None], scores, float("-inf"))
     new_top = gl.maximum(top, gl.max(scores, 1) * scale)
-    weights = gl.exp2(scores * scale - new_top[:, None])
-    fade = gl.exp2(top - new_top)
+    shift = new_top
+    if masked:
+        shift = gl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen no key yet
+    weights = gl.exp2(scores * scale - shift[:, None])
+    fade = gl.exp2(top - shift)
     return weights, new_top, total * fade + gl.sum(weights, 1), fade
 
 
@@ -117,13 +126,43 @@ def _next_block(
 
 
 @gluon.jit
+def _write(
+    strips,
+    strides,
+    result,
+    begin,
+    row,
+    there,
+    kv_head,
+    group: gl.constexpr,
+    dim: gl.constexpr,
+    gated: gl.constexpr,
+    layout: gl.constexpr,
+):
+    """Rows of the result, whose number (token, head of the group) in the span is given."""
+    gate_ptr, out_ptr = strips
+    _, _, out_token_stride, out_head_stride, gate_token_stride, gate_head_stride = strides
+    d = gl.arange(0, dim, layout=gl.SliceLayout(0, layout))
+    token = (begin + row // group).to(gl.int64)
+    head = kv_head * group + row % group
+    mask = there[:, None] & (d < dim)[None, :]
+    if gated:
+        gate_at = (token * gate_token_stride + head * gate_head_stride)[:, None] + d[None, :]
+        result = result * sigmoid_of(gate_ptr, gate_at, mask)
+    out_at = (token * out_token_stride + head * out_head_stride)[:, None] + d[None, :]
+    gl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@gluon.jit
 def _attend(
     part: gl.constexpr,
     tensors,
     barriers,
+    workspace,
     where,
     strides,
     scale,
+    kv_heads: gl.constexpr,
     group: gl.constexpr,
     dim: gl.constexpr,
     block_n: gl.constexpr,
@@ -133,10 +172,9 @@ def _attend(
     """One group of warps, with rows part · 64 .. of the tile."""
     q_ptr, gate_ptr, out_ptr, q_smem, k_smem, v_smem = tensors
     k_full, v_full, k_free, _ = barriers
-    begin, tokens, tile, length, kv_head, blocks, whole, visible = where
-    q_token_stride, q_head_stride, out_token_stride, out_head_stride, gate_token_stride, gate_head_stride = (
-        strides
-    )
+    partial_ptr, stats_ptr, counters_ptr = workspace
+    begin, tokens, tile, limit_of_0, kv_head, blocks, whole, keys, first_place, which, splits = where
+    q_token_stride, q_head_stride, _, _, _, _ = strides
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     pieces: gl.constexpr = dim // COLUMNS
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -158,12 +196,11 @@ def _attend(
     fence_async_shared()
 
     m = first + gl.arange(0, GROUP_ROWS, layout=gl.SliceLayout(1, s_layout))
-    limit = length - tokens + gl.minimum(m // group, tokens - 1) + 1
+    limit = limit_of_0 + gl.minimum(m // group, tokens - 1)
     top = gl.full([GROUP_ROWS], float("-inf"), gl.float32, layout=gl.SliceLayout(1, s_layout))
     total = gl.zeros([GROUP_ROWS], gl.float32, layout=gl.SliceLayout(1, s_layout))
     acc = gl.zeros([GROUP_ROWS, dim], gl.float32, layout=o_layout)
 
-    # Every row sees key 0, so that its maximum is a number from the first block on.
     mbarrier.wait(k_full.index(0), 0)
     zero = gl.zeros([GROUP_ROWS, block_n], gl.float32, layout=s_layout)
     scores = warpgroup_mma(q, k_blocks.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -185,29 +222,59 @@ def _attend(
 
     b = (blocks - 1) % stages
     mbarrier.wait(v_full.index(b), ((blocks - 1) // stages) & 1)
-    left = visible - (blocks - 1) * block_n
+    left = keys - (blocks - 1) * block_n
     if left < block_n:
         clear_behind(v_smem, b, left, block_n, dim, dtype)
         fence_async_shared()
     acc = warpgroup_mma(weights, v_blocks.index(b), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=(acc,))
 
-    acc = acc / gl.convert_layout(total, gl.SliceLayout(1, o_layout))[:, None]
-    r = first + gl.arange(0, GROUP_ROWS, layout=gl.SliceLayout(1, o_layout))
-    d = gl.arange(0, dim, layout=gl.SliceLayout(0, o_layout))
-    token = (begin + r // group).to(gl.int64)
-    head = kv_head * group + r % group
-    valid = (r < tokens * group)[:, None] & (d < dim)[None, :]
-    if gated:
-        gate_at = (token * gate_token_stride + head * gate_head_stride)[:, None] + d[None, :]
-        acc = acc * sigmoid_of(gate_ptr, gate_at, valid)
-    out_at = (token * out_token_stride + head * out_head_stride)[:, None] + d[None, :]
-    gl.store(out_ptr + out_at, acc.to(dtype), mask=valid)
+    strips = (gate_ptr, out_ptr)
+    local = gl.arange(0, GROUP_ROWS, layout=gl.SliceLayout(1, o_layout))
+    left = tokens * group - first  # rows of this group of warps that exist
+    if splits == 1:
+        acc = acc / gl.convert_layout(total, gl.SliceLayout(1, o_layout))[:, None]
+        _write(strips, strides, acc, begin, first + local, local < left, kv_head, group, dim, gated, o_layout)
+    elif left > 0:
+        # Places in the workspace: one a unit and KV head; a counter for each group of warps at the tile's
+        # first.
+        place = (first_place + which * kv_heads).to(gl.int64) * ROWS + part * GROUP_ROWS
+        d = gl.arange(0, dim, layout=gl.SliceLayout(0, o_layout))
+        kept = (local < left)[:, None] & (d < dim)[None, :]
+        gl.store(partial_ptr + (place + local)[:, None] * dim + d[None, :], acc, mask=kept)
+        n = gl.arange(0, GROUP_ROWS, layout=gl.SliceLayout(1, s_layout))
+        gl.store(stats_ptr + (place + n) * 2, top, mask=n < left)
+        gl.store(stats_ptr + (place + n) * 2 + 1, total, mask=n < left)
+        barrier()  # all warps' partial sums before one of them says that they are there
+        counter_ptr = counters_ptr + first_place * 2 + part
+        arrived = gl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
+        if arrived == splits - 1:
+            barrier()
+            gl.store(counter_ptr, 0)
+            merging: gl.constexpr = gl.BlockedLayout([1, dim // 32], [1, 32], [4, 1], [1, 0])
+            base = first_place.to(gl.int64) * ROWS + part * GROUP_ROWS
+            for r0 in range(0, gl.minimum(left, GROUP_ROWS), MERGE_ROWS):
+                r = r0 + gl.arange(0, MERGE_ROWS, layout=gl.SliceLayout(1, merging))
+                result = added_up(
+                    (partial_ptr, stats_ptr),
+                    base,
+                    kv_heads * ROWS,
+                    splits,
+                    r,
+                    r < left,
+                    MERGE_ROWS,
+                    dim,
+                    MERGE_SPLITS,
+                    merging,
+                )
+                _write(
+                    strips, strides, result, begin, first + r, r < left, kv_head, group, dim, gated, merging
+                )
 
 
 # A variant of the kernel for every length of a list or place in it would be compiled otherwise.
 @gluon.jit(
-    do_not_specialize=["num_spans"],
+    do_not_specialize=["num_spans", "wave"],
     do_not_specialize_on_alignment=["q_indptr_ptr", "kv_lens_ptr", "page_ids_ptr", "page_indptr_ptr"],
 )
 def _segments(
@@ -219,7 +286,11 @@ def _segments(
     kv_lens_ptr,
     page_ids_ptr,
     page_indptr_ptr,
+    partial_ptr,
+    stats_ptr,
+    counters_ptr,
     num_spans,
+    wave,
     scale,
     page_stride,
     q_token_stride,
@@ -234,6 +305,8 @@ def _segments(
     page_size: gl.constexpr,
     block_n: gl.constexpr,
     stages: gl.constexpr,
+    least: gl.constexpr,
+    most: gl.constexpr,
     max_spans: gl.constexpr,
     gated: gl.constexpr,
 ):
@@ -249,23 +322,40 @@ def _segments(
     own = q_end - gl.load(q_indptr_ptr + n, mask=there, other=0)
     lengths = gl.load(kv_lens_ptr + n, mask=there, other=0)
     tiles = gl.where(lengths > 0, (own * group + ROWS - 1) // ROWS, 0)
-    ends = gl.associative_scan(tiles, 0, add)
-    # The last tiles come first: they have the most keys, and the short ones fill the gaps.
-    which = gl.sum(tiles, 0) - 1 - gl.program_id(0) // kv_heads
+    split = split_of(lengths, tiles, kv_heads, wave, least, most)
+    splits_of_row = (lengths + split - 1) // split
+    units = tiles * splits_of_row
+    kept = gl.where(splits_of_row > 1, units, 0)  # units with a place in the workspace
+    ends = gl.associative_scan(units, 0, add)
+    # The last units come first: they have the most keys, and the short ones fill the gaps.
+    unit = gl.sum(units, 0) - 1 - gl.program_id(0) // kv_heads
     kv_head = gl.program_id(0) % kv_heads
-    if which < 0:
+    if unit < 0:
         return
-    row = gl.sum((ends <= which).to(gl.int32), 0)
-    tile = which - gl.sum(gl.where(n < row, tiles, 0), 0)
+    row = gl.sum((ends <= unit).to(gl.int32), 0)
+    unit_in_row = unit - gl.sum(gl.where(n < row, units, 0), 0)
+    kept_before = gl.sum(gl.where(n < row, kept, 0), 0)
     begin = gl.load(q_indptr_ptr + row)
     tokens = gl.load(q_indptr_ptr + row + 1) - begin
     length = gl.load(kv_lens_ptr + row)
-    table_ptr = page_ids_ptr + gl.load(page_indptr_ptr + row)
-    # Keys that the tile sees, and blocks of which each of its rows sees all.
+    row_split = split_of(length, (tokens * group + ROWS - 1) // ROWS, kv_heads, wave, least, most)
+    row_splits = (length + row_split - 1) // row_split
+    tile = unit_in_row // row_splits
+    which = unit_in_row % row_splits
+    # Keys that the tile sees, and in how many splits. From here on keys count from the split's first.
     visible = length - tokens + gl.minimum((tile * ROWS + ROWS - 1) // group, tokens - 1) + 1
-    whole = (length - tokens + tile * ROWS // group + 1) // block_n
-    blocks = (visible + block_n - 1) // block_n
-    last_page = (visible + page_size - 1) // page_size - 1
+    splits = (visible + row_split - 1) // row_split
+    if which >= splits:
+        return
+    origin = which * row_split
+    keys = gl.minimum(row_split, visible - origin)
+    limit_of_0 = length - tokens + 1 - origin  # keys that the span's first token sees
+    # Keys that each of the tile's rows sees, in whole blocks.
+    whole = gl.minimum(gl.maximum(limit_of_0 + tile * ROWS // group, 0), keys) // block_n
+    blocks = (keys + block_n - 1) // block_n
+    table_ptr = page_ids_ptr + gl.load(page_indptr_ptr + row) + origin // page_size
+    last_page = (keys + page_size - 1) // page_size - 1
+    first_place = (kept_before + unit_in_row - which) * kv_heads + kv_head
 
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     ring: gl.constexpr = [stages * pieces * per_block, page_size, COLUMNS]
@@ -284,7 +374,8 @@ def _segments(
     fence_async_shared()
     tensors = (q_ptr, gate_ptr, out_ptr, q_smem, k_smem, v_smem)
     barriers = (k_full, v_full, k_free, v_free)
-    where = (begin, tokens, tile, length, kv_head, blocks, whole, visible)
+    workspace = (partial_ptr, stats_ptr, counters_ptr)
+    where = (begin, tokens, tile, limit_of_0, kv_head, blocks, whole, keys, first_place, which, splits)
     strides = (
         q_token_stride,
         q_head_stride,
@@ -294,15 +385,29 @@ def _segments(
         gate_head_stride,
     )
     pages = ((kv_desc, kv_head * dim, page_stride), k_smem, v_smem, table_ptr, last_page)
+    # fmt: off
     gl.warp_specialize(
         [
-            (_attend, (0, tensors, barriers, where, strides, scale, group, dim, block_n, stages, gated)),
-            (_attend, (1, tensors, barriers, where, strides, scale, group, dim, block_n, stages, gated)),
+            (
+                _attend,
+                (
+                    0, tensors, barriers, workspace, where, strides, scale, kv_heads, group, dim, block_n,
+                    stages, gated,
+                ),
+            ),
+            (
+                _attend,
+                (
+                    1, tensors, barriers, workspace, where, strides, scale, kv_heads, group, dim, block_n,
+                    stages, gated,
+                ),
+            ),
             (_load_blocks, (pages, barriers, blocks, page_size, block_n, dim, stages)),
         ],
         [4, 1],
         [WORKER_REGISTERS, LOADER_REGISTERS],
     )
+    # fmt: on
 
 
 def hopper_segments(
@@ -313,8 +418,10 @@ def hopper_segments(
     page_ids: Tensor,
     page_indptr: Tensor,
     scale: float,
+    workspace: Workspace,
     *,
     tokens: int,
+    cut: Cut,
     out: Tensor,
     gate: Tensor | None = None,
 ) -> None:
@@ -323,7 +430,8 @@ def hopper_segments(
 
     q, gate: [T, heads, dim], heads dense; kv: a layer's view of all pages, see `hopper_pages.suits`. q_indptr
     [N + 1], page_indptr [N + 1], kv_lens [N], page_ids: int32; the offsets may begin anywhere. out: [T,
-    heads, dim]; gate: its sigmoid multiplies the result. Products in q's dtype with fp32 sums, softmax in
+    heads, dim]; gate: its sigmoid multiplies the result. The
+    workspace has room for the units that are split. Products in q's dtype with fp32 sums, softmax in
     fp32.
     """
     heads, dim = q.shape[1:]
@@ -334,8 +442,7 @@ def hopper_segments(
     rows, page_stride = page_rows(kv)
     gated = gate is not None
     gate = out if gate is None else gate
-    programs = kv_heads * (tokens * group // ROWS.value + spans)
-    _segments[(programs,)](
+    _segments[(most_units(spans, tokens, group, kv_heads, ROWS.value, cut.wave),)](
         rows,
         q,
         gate,
@@ -344,7 +451,9 @@ def hopper_segments(
         kv_lens,
         page_ids,
         page_indptr,
+        *workspace,
         spans,
+        cut.wave,
         scale * LOG2_E.value,
         page_stride,
         q.stride(0),
@@ -359,6 +468,8 @@ def hopper_segments(
         page_size=page_size,
         block_n=block_n,
         stages=stages,
+        least=cut.least,
+        most=cut.most,
         max_spans=max(SPANS, triton.next_power_of_2(spans)),
         gated=gated,
         num_warps=4,

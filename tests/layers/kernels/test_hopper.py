@@ -67,7 +67,7 @@ assert "wgmma" in made.asm["ptx"] and "cp.async.bulk.tensor" in made.asm["ptx"]
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("segments", "block_n=128, stages=3, max_spans=256"),
+        ("segments", "block_n=128, stages=3, least=512, most=1 << 30, max_spans=256"),
         ("decode", "wide=8, stages=12, least=128, most=2048, max_rows=256, merge_splits=8"),
     ],
 )
