@@ -22,7 +22,7 @@ from denim.recurrence.backend import (
     delta_prefill_backend,
     prefill_backend,
 )
-from denim.recurrence.backends import gated_delta_chunks_of
+from denim.recurrence.backends import gated_delta_by
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
@@ -124,11 +124,14 @@ class GatedDeltaNetLayer(nn.Module):
         """What `_prefill` does, in kernels, which also write the states that are wanted inside sequences."""
         from denim.layers.kernels.gated_rms_norm import gated_rms_norm
         from denim.recurrence.kernels.delta_pass import largest_chunk
+        from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
         from denim.recurrence.kernels.short_conv import short_conv_chunks
 
         spec = self.spec
         table = batch.chunks(min(self.chunk_size, largest_chunk(projected.dtype)))
         qkv, z, b, a = self._parts(projected)
+        backend = delta_prefill_backend(self.recurrence_backend, self._call(qkv, table))
+        own = backend == TRITON
         rows = short_conv_chunks(
             qkv,
             self.conv_taps.t(),
@@ -137,9 +140,10 @@ class GatedDeltaNetLayer(nn.Module):
             silu=True,
             unit_heads=2 * spec.num_key_heads,
             head_dim=spec.key_dim,
+            apart=None if own else (self.key_rows, self.key_rows),
         )
         states = batch.memory.state(self.index, "recurrent")
-        run = gated_delta_chunks_of(delta_prefill_backend(self.recurrence_backend, self._call(rows, table)))
+        run = gated_delta_chunks if own else gated_delta_by(backend)
         out = run(
             rows,
             b,
@@ -153,7 +157,7 @@ class GatedDeltaNetLayer(nn.Module):
         )
         return gated_rms_norm(out, z, self.norm.scale, self.norm.eps)
 
-    def _call(self, rows: Tensor, table: ChunkTable) -> DeltaPrefill:
+    def _call(self, qkv: Tensor, table: ChunkTable) -> DeltaPrefill:
         """What the choice of a kernel for these sequences depends on."""
         spec = self.spec
         return DeltaPrefill(
@@ -161,11 +165,11 @@ class GatedDeltaNetLayer(nn.Module):
             spec.num_value_heads,
             spec.key_dim,
             spec.value_dim,
-            rows.dtype,
+            qkv.dtype,
             sequences=len(table.slot_out),
             tokens=table.longest * table.size,
             saves=table.save is not None,
-            captured=rows.is_cuda and torch.cuda.is_current_stream_capturing(),
+            captured=qkv.is_cuda and torch.cuda.is_current_stream_capturing(),
         )
 
     def _prefill(self, projected: Tensor, batch: StepBatch) -> Tensor:

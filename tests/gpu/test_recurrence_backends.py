@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from denim.recurrence.backend import PEERS, TRITON, installed
-from denim.recurrence.backends import gated_delta_chunks_of
+from denim.recurrence.backend import PEERS, installed
+from denim.recurrence.backends import gated_delta_by
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.gated_delta import l2norm
+from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
 
 pytestmark = pytest.mark.gpu
 
@@ -25,18 +26,21 @@ def test_a_peer_gives_what_the_own_kernel_gives(peer: str, heads: int) -> None:
     torch.manual_seed(0)
     tokens = OFFSETS[-1]
     place = {"device": "cuda", "dtype": torch.bfloat16}
-    unit = l2norm(torch.randn(tokens, 2 * KEY_HEADS, DIM, device="cuda")).flatten(1)
-    rows = torch.cat((unit.to(**place), torch.randn(tokens, heads * DIM, **place)), 1)
-    b, a = torch.randn(2, tokens, heads, **place)
-    a_log, dt_bias = torch.rand(heads, device="cuda"), torch.full((heads,), -2.0, **place)
+    q, k = l2norm(torch.randn(2, tokens, KEY_HEADS, DIM, device="cuda")).to(**place)
+    v = torch.randn(tokens, heads, DIM, **place)
+    gates = (*torch.randn(2, tokens, heads, **place), torch.rand(heads, device="cuda"))
+    dt_bias = torch.full((heads,), -2.0, **place)
     states = torch.randn(7, heads, DIM, DIM, device="cuda") * 0.1
     table = ChunkTable.of(OFFSETS, SLOT_IN, SLOT_OUT, 64, "cuda")
 
-    made = {}
-    for form in (TRITON, peer):
-        state = states.clone()
-        out = gated_delta_chunks_of(form)(rows, b, a, a_log, dt_bias, table, state, KEY_HEADS, beta_limit=2.0)
-        made[form] = (out.float(), state)
-    for own, other in zip(made[TRITON], made[peer], strict=True):
-        assert (own - other).norm() <= TOLERANCE * own.norm()
-    assert torch.equal(made[peer][1][[0, 2, 5]], states[[0, 2, 5]])
+    rest = (*gates, dt_bias, table)
+    own_state, state = states.clone(), states.clone()
+    rows = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), 1)
+    own = gated_delta_chunks(rows, *rest, own_state, KEY_HEADS, beta_limit=2.0)
+    parts = torch.cat((q.flatten(), k.flatten(), v.flatten()))
+    out = gated_delta_by(peer)(parts, *rest, state, KEY_HEADS, beta_limit=2.0)
+
+    for expected, made in ((own.float(), out.float()), (own_state, state)):
+        assert (expected - made).norm() <= TOLERANCE * expected.norm()
+    untouched = [0, 2, 5]
+    assert torch.equal(state[untouched], states[untouched])

@@ -1,25 +1,25 @@
-"""Prefill of the gated delta rule in other libraries, in the form of Denim's own kernel.
+"""Prefill of the gated delta rule in other libraries.
 
-Each file is one library and imports it when it is asked to run; `packed` is what they have in common.
+Each file is one library: `run` takes a `packed.Packed` and imports the library when it is asked to; LOG_DECAY
+says in which form it takes the decay. `packed.through` is the way there and back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 
 from torch import Tensor
 
-from denim.recurrence.backend import FLA, FLASHINFER, FLASHQLA, TRITON
+from denim.recurrence.backend import FLA, FLASHINFER, FLASHQLA
 
-MODULES = {
-    TRITON: "denim.recurrence.kernels.gated_delta_chunks",
-    FLASHINFER: "denim.recurrence.backends.flashinfer",
-    FLASHQLA: "denim.recurrence.backends.flashqla",
-    FLA: "denim.recurrence.backends.fla",
-}
+MODULES = {FLASHINFER: "flashinfer", FLASHQLA: "flashqla", FLA: "fla"}
 
 
-def gated_delta_chunks_of(backend: str) -> Callable[..., Tensor]:
-    """`gated_delta_chunks` of Denim's kernels or of a peer; arguments and results are the same."""
-    return import_module(MODULES[backend]).gated_delta_chunks
+def gated_delta_by(peer: str) -> Callable[..., Tensor]:
+    """`packed.through` with the library behind a name of `backend.PEERS`."""
+    from denim.recurrence.backends.packed import through
+
+    library = import_module(f"{__name__}.{MODULES[peer]}")
+    return partial(through, library.run, log_decay=library.LOG_DECAY)

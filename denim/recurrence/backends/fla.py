@@ -5,37 +5,26 @@ Owns the call. Its kernels are tuned at their first call for each number of head
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
-from denim.recurrence.backends.packed import through
+from denim.recurrence.backends.packed import Packed
+
+LOG_DECAY = True
 
 
-def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    states: Tensor,
-    cu_seqlens: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def run(packed: Packed) -> tuple[Tensor, Tensor]:
+    """Outputs and last states."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     return chunk_gated_delta_rule(
-        q,
-        k,
-        v,
-        log_decay,
-        beta,
-        scale=scale,
-        initial_state=states,
+        packed.q,
+        packed.k,
+        packed.v,
+        packed.decay,
+        packed.beta,
+        scale=packed.scale,
+        initial_state=packed.states,
         output_final_state=True,
-        cu_seqlens=cu_seqlens,
+        cu_seqlens=packed.cu_seqlens,
         state_v_first=True,
     )
-
-
-gated_delta_chunks = partial(through, _run)

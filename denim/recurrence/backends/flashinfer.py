@@ -1,40 +1,35 @@
 """FlashInfer (0.7.4): the gated delta rule for heads of 128 on Hopper and later, in bf16 and fp16.
 
-Owns the call. It cuts long sequences over the device by itself.
+Owns the call. It cuts long sequences over the device by itself where few heads and sequences would leave
+most of it idle.
 """
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
-from denim.recurrence.backends.packed import through
+from denim.recurrence.backends.packed import Packed
+
+LOG_DECAY = False
+OFFSETS_ALIGNMENT = 8  # bytes; its kernels read cu_seqlens in pairs
 
 
-def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    states: Tensor,
-    cu_seqlens: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def run(packed: Packed) -> tuple[Tensor, Tensor]:
+    """Outputs and last states."""
     from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
+    offsets = packed.cu_seqlens
+    if offsets.data_ptr() % OFFSETS_ALIGNMENT:
+        offsets = offsets.clone()
     return chunk_gated_delta_rule(
-        q[0],
-        k[0],
-        v[0],
-        log_decay[0].exp(),
-        beta[0],
-        scale,
-        initial_state=states,
+        packed.q[0],
+        packed.k[0],
+        packed.v[0],
+        packed.decay[0],
+        packed.beta[0],
+        packed.scale,
+        initial_state=packed.states,
         output_final_state=True,
-        cu_seqlens=cu_seqlens,
+        cu_seqlens=offsets,
+        max_seqlen=packed.longest,
     )
-
-
-gated_delta_chunks = partial(through, _run)

@@ -67,7 +67,10 @@ def _convolve(
     window_ptr,
     window_stride,
     total,
+    all_tokens,
     eps,
+    first_part: tl.constexpr,
+    second_part: tl.constexpr,
     unit_heads: tl.constexpr,
     head_dim: tl.constexpr,
     width: tl.constexpr,
@@ -101,6 +104,17 @@ def _convolve(
     )
     channels = first_channel + head * tl.where(unit, head_dim, block) + lane
     live = tl.where(unit, (owner * heads + head < unit_heads) & (lane < head_dim), channels < total)
+
+    out_stride = total
+    out = out_ptr + channels
+    if second_part > 0:  # three tensors one behind the other; a program's rows of channels lie in one of them
+        lowest = first_channel + head * tl.where(unit, head_dim, block)
+        third: tl.constexpr = first_part + second_part
+        begin = tl.where(lowest < first_part, 0, tl.where(lowest < third, first_part, third))
+        out_stride = tl.where(
+            lowest < first_part, first_part, tl.where(lowest < third, second_part, total - third)
+        )
+        out += begin.to(tl.int64) * (all_tokens - 1)
 
     along = 1
     if (place == 0) & (part == 0):
@@ -142,7 +156,7 @@ def _convolve(
             if unit_heads > 0:
                 length = tl.sum(tl.where(live, acc * acc, 0.0), 1)[:, None]
                 acc *= tl.where(unit, tl.rsqrt(length + eps), 1.0)
-            target = out_ptr + (row + t).to(tl.int64) * total + channels
+            target = out + (row + t).to(tl.int64) * out_stride
             tl.store(target, acc.to(out_ptr.dtype.element_ty), mask=live & (row + t < end))
 
         if save_ptr is not None:
@@ -179,6 +193,7 @@ def short_conv_chunks(
     silu: bool = False,
     unit_heads: int = 0,
     head_dim: int = 0,
+    apart: tuple[int, int] | None = None,
 ) -> Tensor:
     """The convolution over the sequences of `table`; windows are read from and written to their slots.
 
@@ -187,12 +202,15 @@ def short_conv_chunks(
     [slots, W - 1, C] in x's dtype, oldest input first, slots any distance apart. The first unit_heads *
     head_dim channels are heads that are scaled to length 1 behind the activation (`l2norm` of
     `denim.recurrence.gated_delta`).
-    Returns [T, C] dense in x's dtype; sums are fp32. Rows of no chunk are not written.
+    Returns [T, C] dense in x's dtype; sums are fp32. Rows of no chunk are not written. `apart`: the widths of
+    two groups of unit heads; then the result [T * C] holds the first group of all tokens, then the second,
+    then the rest: three dense tensors.
     """
     tokens, channels = x.shape
     width = weight.shape[1]
     assert x.stride(1) == 1 and windows.stride(1) == channels and width > 1
     assert windows.dtype == x.dtype and windows.shape[1] == width - 1
+    assert apart is None or sum(apart) == unit_heads * head_dim  # no row of channels lies in two parts
     out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(head_dim) if unit_heads else CHANNELS
     heads = max(1, CHANNELS // block)
@@ -215,7 +233,10 @@ def short_conv_chunks(
         windows,
         windows.stride(0),
         channels,
+        tokens,
         L2NORM_EPS,
+        first_part=apart[0] if apart else 0,
+        second_part=apart[1] if apart else 0,
         unit_heads=unit_heads,
         head_dim=head_dim,
         width=width,
@@ -225,4 +246,4 @@ def short_conv_chunks(
         block=block,
         num_warps=1,
     )
-    return out
+    return out.view(-1) if apart else out

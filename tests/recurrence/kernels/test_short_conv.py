@@ -139,3 +139,19 @@ def test_slots_beyond_32_bits() -> None:
     table = ChunkTable.of([0, 9, 12], [3, -1], [2, 1], 8, DEVICE)
     assert torch.equal(short_conv_chunks(x, weight, table, far), short_conv_chunks(x, weight, table, near))
     assert torch.equal(far, near)
+
+
+def test_groups_of_heads_apart() -> None:
+    tokens, heads, dim, rest = 21, 3, 8, 20
+    channels = heads * dim + rest
+    x, weight = randn(tokens, channels).to(DEVICE), randn(channels, 4, seed=1).to(DEVICE)
+    table = ChunkTable.of([0, 9, tokens], [-1, -1], [0, 1], 8, DEVICE)
+    windows = torch.zeros(2, 3, channels, device=DEVICE)
+    form = {"silu": True, "unit_heads": heads, "head_dim": dim}
+    whole = short_conv_chunks(x, weight, table, windows, **form)
+    parts = short_conv_chunks(x, weight, table, windows, **form, apart=(2 * dim, dim))
+    widths = (2 * dim, dim, rest)
+    for part, expected in zip(
+        parts.split([tokens * width for width in widths]), whole.split(widths, 1), strict=True
+    ):
+        assert torch.equal(part.view_as(expected), expected)
