@@ -56,6 +56,7 @@ def test_prefill_in_kernels_equals_the_plain_form(name: str, monkeypatch: pytest
     generator = torch.Generator().manual_seed(0)
     for parameter in layer.parameters():
         parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    layer.prepare()
     layer.norm.prepare()
 
     plain, kernels = Slots(spec), Slots(spec)
