@@ -17,6 +17,8 @@ from bench.rules import peers
 from bench.rules.clock import Floors, sets_of
 from bench.rules.delta_decode import DIM, HEADS, measured
 from bench.rules.tables import Row, prompt_shape
+from denim.recurrence.backend import FLASHINFER, FLASHQLA
+from denim.recurrence.backends import gated_delta_by
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
 
@@ -54,6 +56,10 @@ class Prompt(NamedTuple):
         parts = self.rows.split((keys, keys, self.value_heads * DIM), dim=-1)
         q, k, v = (part.unflatten(-1, (-1, DIM)).contiguous() for part in parts)
         return q, k, v
+
+    def parts(self, i: int) -> Tensor:
+        """Set i as `short_conv_chunks` leaves it for a peer: q of all tokens, then k, then v."""
+        return torch.cat([x[i].flatten() for x in self.split()])
 
     def table(self, i: int, size: int) -> ChunkTable:
         """Chunks of set i, each sequence from and to its own slot."""
@@ -141,6 +147,18 @@ def _gated_delta(floors: Floors, prompt: Prompt, tokens: int) -> Iterator[Row]:
     for name, split in (("FlashInfer", "auto"), ("FlashInfer, uncut", False)):
         run = partial(_flashinfer, (q, k, v, alpha, prompt.beta), states, cu_seqlens, tokens, split)
         yield row(name, run)
+
+    parts = [prompt.parts(i) for i in range(sets)]
+    for name, peer in (("via FlashInfer", FLASHINFER), ("via FlashQLA", FLASHQLA)):
+        yield row(name, partial(_by_peer, gated_delta_by(peer), prompt, parts, tables))
+
+
+def _by_peer(
+    run: Callable[..., Tensor], prompt: Prompt, parts: list[Tensor], tables: list[ChunkTable], i: int
+) -> Tensor:
+    """As the engine runs a peer: gates made, states out of their slots and back."""
+    gates = (prompt.b[i], prompt.a[i], prompt.a_log, prompt.dt_bias)
+    return run(parts[i], *gates, tables[i], prompt.states, prompt.key_heads)
 
 
 def _flashinfer(
