@@ -57,10 +57,6 @@ class Prompt(NamedTuple):
         q, k, v = (part.unflatten(-1, (-1, DIM)).contiguous() for part in parts)
         return q, k, v
 
-    def parts(self, i: int) -> Tensor:
-        """Set i as `short_conv_chunks` leaves it for a peer: q of all tokens, then k, then v."""
-        return torch.cat([x[i].flatten() for x in self.split()])
-
     def table(self, i: int, size: int) -> ChunkTable:
         """Chunks of set i, each sequence from and to its own slot."""
         each = self.tokens // self.sequences
@@ -148,7 +144,8 @@ def _gated_delta(floors: Floors, prompt: Prompt, tokens: int) -> Iterator[Row]:
         run = partial(_flashinfer, (q, k, v, alpha, prompt.beta), states, cu_seqlens, tokens, split)
         yield row(name, run)
 
-    parts = [prompt.parts(i) for i in range(sets)]
+    # As `short_conv_chunks` leaves them for a peer: q of all tokens, then k, then v.
+    parts = [torch.cat([x[i].flatten() for x in (q, k, v)]) for i in range(sets)]
     for name, peer in (("via FlashInfer", FLASHINFER), ("via FlashQLA", FLASHQLA)):
         yield row(name, partial(_by_peer, gated_delta_by(peer), prompt, parts, tables))
 
