@@ -107,7 +107,9 @@ class EngineCore:
         self.arena = Arena(self.layout, capacity.num_slabs, on_free)
         self.swap = SwapSpace(parse_bytes("swap_space", self.options.swap_space))
         rule = recompute_rule(self.spec, self.layout.request_bytes, self.loaded.device.type)
-        self.scheduler = Scheduler(config, self.arena, self.swap, rule, self._cache_maker())
+        self.scheduler = Scheduler(
+            config, self.arena, self.swap, rule, self._cache_maker(), self._forward.saves_inside
+        )
         self.runner = Runner(self._forward, self.arena, self.swap)
         self.requests: dict[str, InFlight] = {}
         self._flight: Flight | None = None  # a step whose outcome has not been taken

@@ -62,11 +62,10 @@ class Forward:
         )
         # Plain torch forms read index tensors on the host, or know no padding.
         wishes = {getattr(module, "recurrence_backend", TRITON) for module in model.modules()}
-        capturable = (
-            device.type == "cuda"
-            and (self.attention is not None or not shapes)
-            and all(decode_backend(device.type, wish) == TRITON for wish in wishes)
-        )
+        kernels = all(decode_backend(device.type, wish) == TRITON for wish in wishes)
+        capturable = device.type == "cuda" and (self.attention is not None or not shapes) and kernels
+        # All of them write the states that are wanted inside a sequence (`Span.saves`); plain forms do not.
+        self.saves_inside = device.type == "cuda" and kernels
         self.graphs = None
         if capturable and not eager:
             # Latents are expanded span by span in prefill, which the host counts out.

@@ -117,7 +117,7 @@ class Holdings:
                 slots[request.slot] += 1
             if request.reuse is not None:
                 assert request.reuse.source < 0, f"{request.id} copies a page outside of a step"
-                slots.update(slot for slot in (request.reuse.state, request.reuse.reserved) if slot >= 0)
+                slots.update(slot for slot in (request.reuse.state, *request.reuse.reserved) if slot >= 0)
             if self.swap.holds(request.id):
                 swapped_bytes += self.arena.layout.request_bytes(request.computed)
             if request.status is Status.RUNNING:

@@ -4,14 +4,15 @@ Owns the moves of entries between requests and the cache. Decides nothing about 
 positions are wanted, and what is worth keeping, the cache says. Without a cache every question has the answer
 of an empty one.
 
-Checkpoints inside a prompt cost no copy: the segment that ends at a wanted position writes its state to the
-checkpoint's slot, and the next span reads it there (`denim.scheduler.reuse.Reuse.state`).
+Checkpoints inside a prompt cost no copy: kernels write them in the middle of a segment (`Span.saves`); where
+the plain forms run, the segment ends at a wanted position and writes its state to the checkpoint's slot, and
+the next span reads it there (`denim.scheduler.reuse.Reuse.state`).
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import insort
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -29,12 +30,16 @@ from denim.scheduler.reuse import Reuse
 
 
 class Prefixes:
-    """`chunk_size`: a shared part must save at least so many tokens for a request to wait for it."""
+    """`chunk_size`: a shared part must save at least so many tokens for a request to wait for it.
+    `saves_inside`: the runner can write states in the middle of a segment (`Span.saves`)."""
 
-    def __init__(self, arena: Arena, cache: PrefixCache | None, chunk_size: int) -> None:
+    def __init__(
+        self, arena: Arena, cache: PrefixCache | None, chunk_size: int, saves_inside: bool = False
+    ) -> None:
         self.cache = cache
         self._arena = arena
         self._chunk_size = chunk_size
+        self._saves_inside = saves_inside
         self._has_slots = arena.layout.has(SLOT)
         self._left: dict[int, list[Node]] = {}  # what ended requests saved whose last steps are still out
 
@@ -71,9 +76,10 @@ class Prefixes:
                 continue
             near = (shared - self._chunk_size, shared)
             if not any(near[0] < wanted.position <= near[1] for wanted in theirs.wanted):
-                if theirs.reserved >= 0 and shared < theirs.wanted[0].position:
-                    self._release(SLOT, theirs, "reserved")
-                insort(theirs.wanted, Wanted(shared, JUNCTION))
+                new = Wanted(shared, JUNCTION)
+                place = bisect(theirs.wanted, new)
+                theirs.wanted.insert(place, new)
+                self._give_back(theirs, place)
             return True
         return False
 
@@ -123,29 +129,30 @@ class Prefixes:
             return
         for request in running:
             reuse = request.reuse
-            if reuse is not None and reuse.wanted and reuse.reserved < 0:
+            if reuse is not None and len(reuse.reserved) < len(reuse.wanted):
                 self._reserve_for(request, reuse, tokens)
 
     def _reserve_for(self, request: Request, reuse: Reuse, tokens: int) -> None:
         assert self.cache is not None
-        while reuse.wanted:
-            position, kind = reuse.wanted[0]
+        while len(reuse.reserved) < (len(reuse.wanted) if self._saves_inside else min(1, len(reuse.wanted))):
+            position, kind = reuse.wanted[len(reuse.reserved)]
+            if position > request.computed + tokens:
+                return
+            slot = None
             if position > request.computed:
-                if position > request.computed + tokens:
-                    return
                 slot = self.cache.reserve(reuse.namespace, known_ids(request, reuse)[:position], kind)
-                if slot is not None:
-                    reuse.reserved = slot
-                    return
-            del reuse.wanted[0]
+            if slot is None:
+                del reuse.wanted[len(reuse.reserved)]
+            else:
+                reuse.reserved.append(slot)
 
     def drop_reserved(self, running: Iterable[Request]) -> bool:
         """Give up all slots that were reserved; False when there were none."""
         dropped = False
         for request in running:
-            if request.reuse is not None and request.reuse.reserved >= 0:
-                self._release(SLOT, request.reuse, "reserved")
-                del request.reuse.wanted[0]
+            if request.reuse is not None and request.reuse.reserved:
+                del request.reuse.wanted[: len(request.reuse.reserved)]
+                self._give_back(request.reuse)
                 dropped = True
         return dropped
 
@@ -163,8 +170,13 @@ class Prefixes:
         if not self._has_slots:
             while reuse.wanted and reuse.wanted[0].position <= span.end:
                 self._save(request, reuse, *reuse.wanted.pop(0), slot=-1)
-        elif span.slot_out == reuse.reserved:
-            reuse.state, reuse.reserved = reuse.reserved, -1
+            return
+        for tokens, slot in span.saves:
+            self._arena.commit(slot, span.start + tokens)
+            if not self._save(request, reuse, *reuse.wanted.pop(0), slot=reuse.reserved.pop(0)):
+                self._arena.release(SLOT, [slot])
+        if span.slot_out != request.slot:
+            reuse.state = reuse.reserved.pop(0)
             if self._save(request, reuse, *reuse.wanted.pop(0), slot=reuse.state):
                 self._arena.share(SLOT, [reuse.state])
 
@@ -193,8 +205,9 @@ class Prefixes:
         reuse = request.reuse
         if reuse is None or self.cache is None or reuse.lease is None:
             return
-        for name, held in ((PAGE, "source"), (SLOT, "state"), (SLOT, "reserved")):
-            self._release(name, reuse, held)
+        self._release(PAGE, reuse, "source")
+        self._release(SLOT, reuse, "state")
+        self._give_back(reuse)
         reuse.wanted = []
         self.cache.end(reuse.lease)
         reuse.lease = Lease(None, reuse.lease.epoch)
@@ -214,6 +227,8 @@ class Prefixes:
         ids = known_ids(request, reuse)
         head = ids[: request.computed]
         whole = head and len(head) == request.computed and reuse.state < 0
+        if whole and self._has_slots:  # updates that are only recorded would be lost
+            whole = self._arena.tag(request.slot) == (request.computed, 0)
         if whole and self.cache.policy.generation_end:
             node = self.cache.save(
                 reuse.namespace, head, request.pages, request.slot, GENERATION_END, reuse.lease
@@ -263,6 +278,12 @@ class Prefixes:
         if node is not None:
             reuse.saved.append(node)
         return node is not None
+
+    def _give_back(self, reuse: Reuse, first: int = 0) -> None:
+        """Release reserved slots from the `first`-th on."""
+        for slot in reuse.reserved[first:]:
+            self._arena.release(SLOT, [slot])
+        del reuse.reserved[first:]
 
     def _release(self, name: str, reuse: Reuse, held: str) -> None:
         entry = getattr(reuse, held)

@@ -23,8 +23,9 @@ class Reuse:
 
     A request's state lies in `state` instead of its own slot behind a hit, and behind a segment that ended
     where a checkpoint is wanted: the next span reads it there and writes the request's own slot, so neither
-    is ever copied. `reserved` is the slot that takes the next wanted checkpoint. `source` is a page that the
-    step in the making copies. Each is held once, or -1.
+    is ever copied. `reserved` are the slots that take the next wanted checkpoints, in their order. `source`
+    is a page that the step in the making copies. Each is held once; state and source are -1 where there is
+    none.
     """
 
     namespace: Namespace
@@ -36,15 +37,15 @@ class Reuse:
     lease: Lease | None = field(default=None, init=False)  # None: never began
     wanted: list[Wanted] = field(default_factory=list, init=False)  # positions to come, in order
     state: int = field(default=-1, init=False)
-    reserved: int = field(default=-1, init=False)
+    reserved: list[int] = field(default_factory=list, init=False)
     source: int = field(default=-1, init=False)
     cached: int = field(default=0, init=False)  # tokens that it did not compute when it first began
     saved: list[Node] = field(default_factory=list, init=False)
 
     @property
     def next_save(self) -> int | None:
-        """The position of the checkpoint that `reserved` is for."""
-        return self.wanted[0].position if self.reserved >= 0 else None
+        """The position of the first checkpoint that has a slot."""
+        return self.wanted[0].position if self.reserved else None
 
     @property
     def idle(self) -> bool:
@@ -53,11 +54,11 @@ class Reuse:
 
     def moved(self, name: str, targets: Mapping[int, int]) -> int:
         """Entries have new ids, old -> new. Returns how many of its own were among them."""
-        fields = ("state", "reserved") if name == SLOT else ("source",)
-        changed = 0
-        for field_name in fields:
-            entry = getattr(self, field_name)
-            if entry in targets:
-                setattr(self, field_name, targets[entry])
-                changed += 1
+        if name != SLOT:
+            changed = int(self.source in targets)
+            self.source = targets.get(self.source, self.source)
+            return changed
+        changed = sum(slot in targets for slot in (self.state, *self.reserved))
+        self.state = targets.get(self.state, self.state)
+        self.reserved = [targets.get(slot, slot) for slot in self.reserved]
         return changed

@@ -48,7 +48,8 @@ from denim.scheduler.step_draft import StepDraft
 
 class Scheduler:
     """`recompute_cheaper(tokens)`: whether computing so many tokens again beats moving them out and in.
-    `open_cache(has_room)`: the prefix cache, given what joins scattered free memory; None: no cache."""
+    `open_cache(has_room)`: the prefix cache, given what joins scattered free memory; None: no cache.
+    `saves_inside`: whether a step can write states in the middle of a segment."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Scheduler:
         swap: SwapSpace,
         recompute_cheaper: Callable[[int], bool],
         open_cache: Callable[[HasRoom], PrefixCache] | None = None,
+        saves_inside: bool = False,
     ) -> None:
         self.config = config
         self.requests: dict[int, Request] = {}  # all that have not finished
@@ -72,7 +74,8 @@ class Scheduler:
         compactor = self._holdings.compactor
         compactor.watch(self)
         cache = None if open_cache is None else open_cache(compactor.make_room)
-        self.prefixes = Prefixes(arena, cache, config.chunk_size)
+        self.prefixes = Prefixes(arena, cache, config.chunk_size, saves_inside)
+        self._saves_inside = saves_inside
         self._room = Room(arena, compactor, cache)
 
     # Requests come and go
@@ -128,7 +131,9 @@ class Scheduler:
         self._admit(step)
         self.prefixes.reserve(self._running, self.config.max_num_batched_tokens)
         plan = step.plan
-        plan.spans.extend(deal_spans(self._running, self.config, self._holdings, step.forks, step.held))
+        plan.spans.extend(
+            deal_spans(self._running, self.config, self._holdings, step.forks, step.held, self._saves_inside)
+        )
         self._dissolve_families(plan)
         if plan.spans or plan.swap_out:
             return plan._replace(moves=self._holdings.compactor.take())

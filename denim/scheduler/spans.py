@@ -20,6 +20,7 @@ def deal_spans(
     holdings: Holdings,
     forks: Mapping[int, int],
     held: Collection[int],
+    saves_inside: bool = False,
 ) -> list[Span]:
     """Spans of one step: all decode rows, then prefill segments, each in the order of `running`.
 
@@ -28,6 +29,7 @@ def deal_spans(
     Segments end on the chunk grid, so that the linear layers cut a prompt into the same chunks however
     it is scheduled. Only where the decode rows leave less than one chunk a segment takes what is left.
     `forks` maps a request to the slot of another that it starts from; requests in `held` get no span.
+    `saves_inside`: checkpoints are written in the middle of a segment; otherwise it ends where one is wanted.
     """
     spans = []
     behind = []
@@ -53,21 +55,22 @@ def deal_spans(
     left = config.max_num_batched_tokens - len(spans)
     grid = config.chunk_size if left >= config.chunk_size else 1
     for request in behind:
-        end = _segment_end(request, left, grid)
+        end = _segment_end(request, left, grid, saves_inside)
         if end > request.computed:
             left -= end - request.computed
-            spans.append(_span(request, end, holdings))
+            span = _span(request, end, holdings)
+            spans.append(_with_saves(span, request) if saves_inside else span)
     return spans
 
 
-def _segment_end(request: Request, left: int, grid: int) -> int:
+def _segment_end(request: Request, left: int, grid: int, saves_inside: bool) -> int:
     """Where the next prefill segment ends, given `left` tokens; its start when there is none in this step."""
     goal = len(request.tokens)
     if request.family is not None and request.family.unstarted and request.computed < request.fork_point:
         goal = request.fork_point
     if request.computed < request.scored:
         goal = min(goal, request.scored)  # computed again: what was reported is not reported twice
-    if request.reuse is not None and request.reuse.next_save is not None:
+    if not saves_inside and request.reuse is not None and request.reuse.next_save is not None:
         goal = min(goal, request.reuse.next_save)
     end = request.computed + left
     return goal if end >= goal else max(end // grid * grid, request.computed)
@@ -78,7 +81,7 @@ def _span(request: Request, end: int, holdings: Holdings, fork: int | None = Non
     lies, and written to its own slot or, where a checkpoint is wanted, to that one's."""
     start, prompt, reuse = request.computed, request.num_prompt, request.reuse
     slot_in = fork if fork is not None else request.state_slot if start else -1
-    slot_out = reuse.reserved if reuse is not None and end == reuse.next_save else request.slot
+    slot_out = reuse.reserved[0] if reuse is not None and end == reuse.next_save else request.slot
     if slot_in >= 0:
         holdings.arena.expect(slot_in, start)
     num_pages = holdings.pages_for(end)
@@ -89,3 +92,14 @@ def _span(request: Request, end: int, holdings: Holdings, fork: int | None = Non
         return span
     follows = request.tokens[end] if end < prompt else -1
     return span._replace(all_logits=True, follows=follows, top_logprobs=request.prompt_logprobs)
+
+
+def _with_saves(span: Span, request: Request) -> Span:
+    """The span with the checkpoints that lie inside it. One at its end takes the state of the span itself."""
+    reuse = request.reuse
+    if reuse is None or not reuse.reserved or span.slot_out != request.slot:
+        return span
+    wanted = zip(reuse.wanted, reuse.reserved, strict=False)
+    return span._replace(
+        saves=[(w.position - span.start, slot) for w, slot in wanted if w.position <= span.end]
+    )

@@ -75,6 +75,18 @@ def test_one_of_many_over_a_new_prefix_computes_it() -> None:
     assert sum(span.length for plan in engine.plans for span in plan.spans) == 30 + 8 * (5 + 3)
 
 
+def test_saves_inside_a_segment_cost_no_step() -> None:
+    prompt = prompt_of(40)
+    steps = []
+    for inside in (False, True):
+        engine = engine_of(saves_inside=inside)
+        run(engine, prompt, max_tokens=1, marks=[7, 20], boundaries=[30, 38])
+        steps.append(len(engine.plans))
+        for end in (7, 20, 30, 38):
+            assert run(engine, [*prompt[:end], 96, 96], store=False).reuse.cached == end
+    assert steps == [6, 1]  # one for each mark, boundary and prompt end, and the last token
+
+
 def test_one_that_extends_another_waits_for_its_end() -> None:
     engine = engine_of(max_num_batched_tokens=8)
     prompt = prompt_of(30)
@@ -221,6 +233,7 @@ def chatter(seed: int, arrivals: int, **fixed: Any) -> tuple[ToyEngine, Counter[
         "chunk_size": rng.choice([1, 4, 8]),
         "policy": rng.choice(["auto", "auto", "ends", "all", "align"]),
         "order": rng.choice(["expected", "lru", "greedy dual"]),
+        "saves_inside": rng.random() < 0.5,
         **fixed,
     }
     engine = ToyEngine(**options)
@@ -262,6 +275,7 @@ def chatter(seed: int, arrivals: int, **fixed: Any) -> tuple[ToyEngine, Counter[
     stats = engine.scheduler.prefixes.cache.stats()
     happened = Counter({name: stats[name] for name in ("hit_tokens", "saved", "evicted", "refused")})
     happened["copies"] = sum(len(plan.page_copies) for plan in engine.plans)
+    happened["inside"] = sum(len(span.saves) for plan in engine.plans for span in plan.spans)
     happened["moves"] = sum(len(plan.moves) for plan in engine.plans)
     happened.update(
         {
@@ -279,7 +293,16 @@ def test_everything_at_once() -> None:
     for seed in range(16):
         total += chatter(seed, arrivals=60)[1]
     assert total["hit_tokens"] > 3000
-    for name in ("saved", "evicted", "refused", "copies", "moves", "preempted_swap", "preempted_recompute"):
+    for name in (
+        "inside",
+        "saved",
+        "evicted",
+        "refused",
+        "copies",
+        "moves",
+        "preempted_swap",
+        "preempted_recompute",
+    ):
         assert total[name] > 20, f"hardly any {name}: {total}"
 
 

@@ -86,6 +86,7 @@ class ToyEngine:
         max_model_len: int = 10_000,
         policy: str | None = None,
         order: str = "expected",
+        saves_inside: bool = False,
     ) -> None:
         """`policy` and `order`: of the prefix cache; None: there is none."""
         self.config = SchedulerConfig(chunk_size, max_num_seqs, max_num_batched_tokens, max_model_len)
@@ -100,6 +101,7 @@ class ToyEngine:
             self.swap,
             lambda tokens: tokens < recompute_below,
             None if policy is None else lambda has_room: open_toy_cache(self.arena, has_room, policy, order),
+            saves_inside,
         )
         self.slots: dict[int, int] = {}  # written ones only
         self.pages: dict[int, dict[int, tuple[int, int]]] = {}  # page -> offset -> (position, token)
@@ -212,8 +214,12 @@ class ToyEngine:
         drawn = {}
         for span, before in zip(plan.spans, states, strict=True):
             state = before
+            saves = dict(span.saves)
+            assert not saves or span.length > 1 or span.slot_in != span.slot_out, "a decode row saves nothing"
             for position, token in enumerate(self.known(span, span.tokens), span.start):
                 state = chain(state, token)
+                if position + 1 - span.start in saves:
+                    self.slots[saves[position + 1 - span.start]] = state
                 if span.pages:
                     page = self.pages.setdefault(span.pages[position // PAGE_SIZE], {})
                     page[position % PAGE_SIZE] = (position, token)
@@ -265,6 +271,7 @@ class ToyEngine:
         writes = [page for span in plan.spans for page in span.pages[span.start // PAGE_SIZE :]]
         assert len(writes) == len(set(writes)), "two spans write to one page"
         slots = [span.slot_out for span in plan.spans if span.slot_out >= 0]
+        slots += [slot for span in plan.spans for _, slot in span.saves]
         assert len(slots) == len(set(slots)), "two spans write to one slot"
         for span in plan.spans:
             request = self.requests[span.request_id]
