@@ -1,13 +1,8 @@
 """Prefill of KDA by chunks: gates, the matrices inside each chunk, and the pass over the chunks.
 
-Owns, for a decay per key channel, step 3 of `denim.recurrence.gated_delta`: one program a chunk and head
-makes the log-decays, A and M, (I + A)^-1 diag(beta), and keys and queries as the pass wants them, faded.
-Knows the layout of the convolved rows; the walk from chunk to chunk is `delta_pass`.
-
-The pairs s < t are parted by halving, as `denim.recurrence.decay` says. A token is at each cut either in a
-first half, as a key, or in a second half, as a row; so at a cut whose log-decays sum to R one factor per
-token serves both, e^{-|G - R|}, and products of all tokens with all give the pairs that the cut parts, the
-rest being masked out. Every exponent is <= 0.
+Owns, for a decay per key channel, step 3 of `denim.recurrence.gated_delta`: `_fade` makes the log-decays'
+sums and keys and queries as the pass wants them, faded; `_solve` makes (I + A)^-1 diag(beta) of the products
+of `faded_products`. Knows the layout of the convolved rows; the walk from chunk to chunk is `delta_pass`.
 """
 
 from __future__ import annotations
@@ -27,95 +22,115 @@ from denim.recurrence.kernels.delta_pass import (
     largest_chunk,
     plan_of,
 )
+from denim.recurrence.kernels.faded_products import faded_products
 from denim.recurrence.kernels.triangular import inverse_of_unit_lower
 
+LOG2E = tl.constexpr(1.4426950408889634)
 SOFTPLUS_LINEAR = 20.0  # above it softplus(x) = x in fp32
+STEPS = 16  # tokens whose loads `_fade` has in flight
 
 
 @triton.jit(do_not_specialize_on_alignment=TABLE)
-def _inside(
+def _fade(
     rows_ptr,
     row_stride,
     f_ptr,
     f_stride,
-    b_ptr,
-    b_stride,
     a_log_ptr,
     dt_bias_ptr,
     chunks_ptr,
-    solve_ptr,
-    scores_ptr,
+    sums_ptr,
     keys_ptr,
     queries_ptr,
     later_ptr,
     left_ptr,
-    scale,
     floor,
     heads: tl.constexpr,
     key_dim: tl.constexpr,
     size: tl.constexpr,
     block_k: tl.constexpr,
+    steps: tl.constexpr,
     least: tl.constexpr,
     linear: tl.constexpr,
-    precision: tl.constexpr,
+    exact: tl.constexpr,
 ):
+    """Sums of a chunk's log-decays (base 2), and keys and queries faded by them; a thread owns channels."""
     place = tl.program_id(0).to(tl.int64)
     chunk = place // heads
     head = tl.program_id(0) % heads
-    if tl.load(chunks_ptr + chunk * 3) < 0:
+    sequence = tl.load(chunks_ptr + chunk * 3)
+    first = tl.load(chunks_ptr + chunk * 3 + 1).to(tl.int64)
+    count = tl.load(chunks_ptr + chunk * 3 + 2)
+    if sequence < 0:
         return
+    lane = tl.arange(0, block_k)
+    real = lane < key_dim
+    channel = head * key_dim + lane
+    bias = tl.load(dt_bias_ptr + channel, mask=real, other=0.0)
+    rate = tl.exp(tl.load(a_log_ptr + head))
+    dtype = rows_ptr.dtype.element_ty
+    total = tl.zeros([block_k], tl.float32)
+    for start in tl.range(0, size, steps):
+        for i in tl.static_range(steps):
+            t = start + i
+            live = real & (t < count)
+            f = tl.load(f_ptr + (first + t) * f_stride + channel, mask=live, other=0.0).to(tl.float32) + bias
+            if exact:
+                softplus = tl.where(f > linear, f, tl.log(1.0 + tl.exp(tl.minimum(f, linear)))) * LOG2E
+            else:
+                softplus = tl.log2(1.0 + tl.exp2(tl.minimum(f, linear) * LOG2E))
+                softplus = tl.where(f > linear, f * LOG2E, softplus)
+            if floor is None:
+                log_decay = -rate * softplus
+            else:
+                log_decay = floor * LOG2E / (1.0 + tl.exp2(f * (-rate * LOG2E)))
+            total += tl.where(live, tl.maximum(log_decay, least * LOG2E), 0.0)
+            source = rows_ptr + (first + t) * row_stride + channel
+            q = tl.load(source, mask=live, other=0.0).to(tl.float32)
+            k = tl.load(source + heads * key_dim, mask=live, other=0.0).to(tl.float32)
+            since = tl.exp2(total)
+            target = (place * size + t) * key_dim + lane
+            tl.store(sums_ptr + target, total, mask=real)
+            tl.store(keys_ptr + target, (k * since).to(dtype), mask=real)
+            tl.store(queries_ptr + target, (q * since).to(dtype), mask=real)
+    tl.store(left_ptr + place * key_dim + lane, tl.exp2(total), mask=real)
+    for start in tl.range(0, size, steps):
+        for i in tl.static_range(steps):
+            t = start + i
+            live = real & (t < count)
+            target = (place * size + t) * key_dim + lane
+            until = tl.exp2(total - tl.load(sums_ptr + target, mask=real, other=0.0))
+            source = rows_ptr + (first + t) * row_stride + heads * key_dim + channel
+            k = tl.load(source, mask=live, other=0.0).to(tl.float32)
+            tl.store(later_ptr + target, (k * until).to(dtype), mask=real)
+
+
+@triton.jit(do_not_specialize_on_alignment=TABLE)
+def _solve(
+    products_ptr,
+    b_ptr,
+    b_stride,
+    chunks_ptr,
+    solve_ptr,
+    heads: tl.constexpr,
+    size: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """(I + A)^-1 diag(beta) of the products of keys."""
+    place = tl.program_id(0).to(tl.int64)
+    chunk = place // heads
+    sequence = tl.load(chunks_ptr + chunk * 3)
     first = tl.load(chunks_ptr + chunk * 3 + 1).to(tl.int64)
     token = tl.arange(0, size)
     live = token < tl.load(chunks_ptr + chunk * 3 + 2)
-    channel = tl.arange(0, block_k)
-    real = channel < key_dim
-    mask = live[:, None] & real[None, :]
-    at = head * key_dim + channel[None, :]
-
-    f = tl.load(f_ptr + first * f_stride + token[:, None] * f_stride + at, mask=mask, other=0.0)
-    f = f.to(tl.float32) + tl.load(dt_bias_ptr + at, mask=real[None, :], other=0.0)
-    rate = tl.exp(tl.load(a_log_ptr + head))
-    if floor is None:
-        log_decay = -rate * tl.where(f > linear, f, tl.log(1.0 + tl.exp(tl.minimum(f, linear))))
-    else:
-        log_decay = floor * tl.sigmoid(rate * f)
-    log_decay = tl.where(mask, tl.maximum(log_decay, least), 0.0)
-    sums = tl.cumsum(log_decay, 0)
-    total = tl.sum(tl.where((token == size - 1)[:, None], sums, 0.0), 0)
-    beta = tl.load(b_ptr + (first + token) * b_stride + head, mask=live, other=0.0).to(tl.float32)
+    if sequence < 0:
+        return
+    beta = tl.load(b_ptr + (first + token) * b_stride + place % heads, mask=live, other=0.0).to(tl.float32)
     beta = tl.where(live, tl.sigmoid(beta), 0.0)
-
-    dtype = rows_ptr.dtype.element_ty
-    source = rows_ptr + first * row_stride + token[:, None] * row_stride + at
-    q = tl.load(source, mask=mask, other=0.0).to(tl.float32)
-    k = tl.load(source + heads * key_dim, mask=mask, other=0.0).to(tl.float32)
-    target = place * (size * key_dim) + token[:, None] * key_dim + channel[None, :]
-    since = tl.exp(sums)
-    tl.store(keys_ptr + target, (k * since).to(dtype), mask=real[None, :])
-    tl.store(queries_ptr + target, (q * since).to(dtype), mask=real[None, :])
-    tl.store(later_ptr + target, (k * tl.exp(total[None, :] - sums)).to(dtype), mask=real[None, :])
-    tl.store(left_ptr + place * key_dim + channel, tl.exp(total), mask=real)
-
-    row = token[:, None]
-    column = token[None, :]
-    kk = tl.zeros([size, size], tl.float32)
-    qk = tl.where(row == column, tl.sum(q * k, 1)[:, None], 0.0)
-    for level in tl.static_range(0, 6):
-        if (1 << level) < size:
-            cut = tl.arange(0, 2 << level)[None, :, None] == (1 << level) - 1
-            halves = tl.reshape(sums, [size >> (level + 1), 2 << level, block_k])
-            before = tl.sum(tl.where(cut, halves, 0.0), 1)
-            factor = tl.reshape(tl.exp(-tl.abs(halves - before[:, None, :])), [size, block_k])
-            key = (k * factor).to(dtype)
-            query = (q * factor).to(dtype)
-            parted = (row >> (level + 1) == column >> (level + 1)) & (row >> level > column >> level)
-            kk += tl.where(parted, tl.dot(key, tl.trans(key), input_precision=precision), 0.0)
-            qk += tl.where(parted, tl.dot(query, tl.trans(key), input_precision=precision), 0.0)
-
-    square = place * (size * size) + row * size + column
-    tl.store(scores_ptr + square, (qk * scale).to(dtype))
-    solve = inverse_of_unit_lower(kk * beta[:, None], size, precision) * beta[None, :]
-    tl.store(solve_ptr + square, solve.to(dtype))
+    square = place * (size * size) + token[:, None] * size + token[None, :]
+    lower = tl.load(products_ptr + square, mask=token[:, None] > token[None, :], other=0.0) * beta[:, None]
+    solve = inverse_of_unit_lower(lower, size, precision) * beta[None, :]
+    tl.store(solve_ptr + square, solve.to(solve_ptr.dtype.element_ty))
 
 
 def kimi_delta_chunks(
@@ -149,32 +164,44 @@ def kimi_delta_chunks(
     solve, scores = torch.empty(2, chunks, heads, size, size, **like)
     keys, queries, later = torch.empty(3, chunks, heads, size, key_dim, **like)
     left = torch.empty(chunks, heads, key_dim, dtype=torch.float32, device=rows.device)
-    _inside[(chunks * heads,)](
+    sums = torch.empty(chunks, heads, size, key_dim, dtype=torch.float32, device=rows.device)
+    precision = "ieee" if rows.dtype == torch.float32 else "tf32"
+    _fade[(chunks * heads,)](
         rows,
         rows.stride(0),
         f,
         f.stride(0),
-        b,
-        b.stride(0),
         a_log,
         dt_bias,
         table.chunks,
-        solve,
-        scores,
+        sums,
         keys,
         queries,
         later,
         left,
-        scale,
         decay_floor,
         heads=heads,
         key_dim=key_dim,
         size=size,
-        block_k=max(16, triton.next_power_of_2(key_dim)),
+        block_k=triton.next_power_of_2(key_dim),
+        steps=STEPS,
         least=MIN_LOG_DECAY[torch.float32],
         linear=SOFTPLUS_LINEAR,
-        precision="ieee" if rows.dtype == torch.float32 else "tf32",
-        num_warps=8,
+        exact=precision == "ieee",
+        num_warps=1,
+    )
+    products = torch.empty(chunks, heads, size, size, dtype=torch.float32, device=rows.device)
+    faded_products(rows, table.chunks, sums, products, scores, scale, precision)
+    _solve[(chunks * heads,)](
+        products,
+        b,
+        b.stride(0),
+        table.chunks,
+        solve,
+        heads=heads,
+        size=size,
+        precision=precision,
+        num_warps=4,
     )
     terms = ChunkTerms(solve, scores, keys, queries, later, None, None, left)
     if plan is None:
