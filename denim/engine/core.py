@@ -17,10 +17,11 @@ from denim.cache.boundaries import chat_boundaries, marked_positions
 from denim.cache.prefix_cache import HasRoom, Namespace, PrefixCache
 from denim.cache.sizing import open_cache
 from denim.engine.cache_wishes import NO_WISHES, CacheWishes
-from denim.engine.capacity import describe, plan_capacity
+from denim.engine.capacity import describe
 from denim.engine.completion import Completion
 from denim.engine.in_flight import InFlight
 from denim.engine.loading import LoadedModel, load
+from denim.engine.memory_plan import plan_memory
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import Prompt, PromptReader, ReadPrompt
@@ -30,7 +31,7 @@ from denim.layers.paged_attention import StepLimits
 from denim.ledger.preemption import recompute_rule
 from denim.ledger.units import parse_bytes
 from denim.memory.arena import Arena
-from denim.memory.layout import PAGE, ArenaLayout
+from denim.memory.layout import PAGE
 from denim.memory.storage import Storage
 from denim.memory.swap import SwapSpace
 from denim.runner.forward import Forward
@@ -60,8 +61,8 @@ class EngineCore:
         self.tokenizer = self.loaded.tokenizer
         self.defaults = self.loaded.defaults
         device = self.loaded.device
-        self.layout = ArenaLayout.of(spec, options.page_size, options.kept_kv_dtype)
-        self.capacity = capacity = plan_capacity(options, spec, self.layout, device)
+        self.layout, self.capacity = plan_memory(options, spec, device)
+        capacity = self.capacity
         self._storage = Storage(self.layout, capacity.num_slabs, device, debug_poison=options.debug)
         rows = capacity.max_num_seqs
         limits = StepLimits(

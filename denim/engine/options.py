@@ -13,6 +13,7 @@ from typing import Any
 from denim.cache.positions import POLICIES
 from denim.errors import ConfigError
 from denim.layers.paged_attention import BACKENDS
+from denim.ledger.deferred import LONGEST
 from denim.ledger.units import parse_bytes
 from denim.recurrence.backend import WISHES
 
@@ -62,6 +63,10 @@ class EngineOptions:
     recurrence_backend: in which form the linear layers' rules run: "triton" or "torch"; "flashinfer",
         "flashqla" or "fla" for the prefill of Gated DeltaNet, what they cannot do staying with Triton; "auto"
         takes the fastest.
+    deferred_writes: decode steps of delta rules (Gated DeltaNet, KDA) record their updates and write a state
+        every so many steps: fewer bytes for many requests at once, larger slots. "auto": as many steps as the
+        ledger says, where many requests may run on a CUDA device and their larger slots fit. None: every
+        step writes.
     checkpoint_policy: which prefixes are kept for later requests: "none"; "ends" of prompt and generation;
         "auto": ends, what the chat template shares with the next turn, where requests part, and what requests
         ask for; "align" and "all": fixed blocks, as other engines do.
@@ -86,6 +91,7 @@ class EngineOptions:
     enforce_eager: bool = False
     attention_backend: str = "auto"
     recurrence_backend: str = "auto"
+    deferred_writes: int | str | None = None
     tensor_parallel_size: int = 1
     checkpoint_policy: str = "auto"
     speculative: dict[str, Any] | None = None
@@ -121,6 +127,13 @@ class EngineOptions:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
             if value > LIMITS.get(name, value):
                 raise ConfigError(f"{name}={value!r} is too large; at most {LIMITS[name]}")
+        if self.deferred_writes not in (None, "auto") and not (
+            _is_int(self.deferred_writes) and 2 <= self.deferred_writes <= LONGEST
+        ):
+            raise ConfigError(
+                f"deferred_writes={self.deferred_writes!r} must be 'auto', None or a number of steps from 2"
+                f" to {LONGEST}"
+            )
         if not _is_int(self.seed):
             raise ConfigError(f"seed={self.seed!r} must be a whole number")
         if self.async_scheduling not in (None, True, False):

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from denim.recurrence.chunk_table import ChunkTable
+from denim.recurrence.deferred import Ring
+from denim.spec.mixers import RECORD_ROLES
 
 if TYPE_CHECKING:
     from denim.layers.paged_attention import PagedAttention
@@ -53,6 +55,7 @@ class StepBatch:
     prefill_slots   [N - R] int64, the slots that the spans behind them write
     carried         [C] int64, which of those spans begin from a state, counted from the first of them
     carried_slots   [C] int64, the slots that they begin from; the other spans are fresh
+    pending         [R] int32, records in the rings of the decode rows' slots; None: writes are not deferred
     cos, sin        [T, 1, rotary_dim / 2], filled by the model
 
     The same on the host: cu_seqlens (q_indptr), kv_lengths (kv_lens), page_offsets (page_indptr); and
@@ -82,6 +85,7 @@ class StepBatch:
     page_offsets: list[int]
     slot_in: list[int]
     slot_out: list[int]
+    pending: Tensor | None = None
     saves: list[Sequence[tuple[int, int]]] = field(default_factory=list)
     cos: Tensor | None = None
     sin: Tensor | None = None
@@ -123,6 +127,12 @@ class StepBatch:
         """Page tables [R, P] of the decode rows, padded with page 0, and their KV lengths [R]."""
         rows = self.num_decode
         return nn.utils.rnn.pad_sequence(self.tables[:rows], batch_first=True), self.kv_lens[:rows]
+
+    def ring(self, layer: int) -> Ring | None:
+        """The layer's recorded updates; None where every step writes."""
+        if self.pending is None:
+            return None
+        return Ring(*(self.memory.state(layer, role) for role in RECORD_ROLES))
 
     def starting(self, view: Tensor) -> Tensor | None:
         """What the spans behind the decode rows begin from, [N - R, *shape] of a view [slots, *shape].

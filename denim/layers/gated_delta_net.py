@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denim.layers.batch import StepBatch
+from denim.layers.delta_step import delta_step
 from denim.layers.linear import Linear
 from denim.layers.norm import GatedRMSNorm, RMSNorm
 from denim.recurrence.arrivals import new_arrivals
@@ -24,7 +25,7 @@ from denim.recurrence.backend import (
 )
 from denim.recurrence.backends import gated_delta_by
 from denim.recurrence.chunk_table import ChunkTable
-from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
+from denim.recurrence.gated_delta import gated_delta_chunked, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import GatedDeltaNet
 
@@ -107,17 +108,17 @@ class GatedDeltaNetLayer(nn.Module):
             batch.memory.state(self.index, "recurrent"),
             self.arrivals,
             self.spec.beta_limit,
+            batch.ring(self.index),
+            batch.pending,
         )
 
     def _decode(self, projected: Tensor, batch: StepBatch) -> Tensor:
         """One token for each decode row, [R, rows of in_proj] -> [R, Hv·d_v]; states updated in place."""
         conv = batch.memory.state(self.index, "conv")
-        states = batch.memory.state(self.index, "recurrent")
         qkv, z, log_decay, beta = self._split(projected)
         with batch.gathered(conv) as window:
             q, k, v = self._heads(F.silu(short_conv_step(qkv, self.conv, window)))
-        with batch.in_place(states) as rows:
-            out = gated_delta_step(q, k, v, log_decay, beta, rows)
+        out = delta_step(batch, self.index, q, k, v, log_decay, beta)
         return self.norm(out, z).flatten(1)
 
     def _prefill_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denim.layers.batch import StepBatch
+from denim.layers.delta_step import delta_step
 from denim.layers.linear import Linear
 from denim.layers.norm import GatedRMSNorm
 from denim.recurrence.arrivals import new_arrivals
 from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
-from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
+from denim.recurrence.gated_delta import gated_delta_chunked, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import KimiDelta
 
@@ -124,16 +125,16 @@ class KimiDeltaLayer(nn.Module):
             batch.memory.state(self.index, "recurrent"),
             self.arrivals,
             self.spec.decay_floor,
+            batch.ring(self.index),
+            batch.pending,
         )
 
     def _decode(self, qkv: Tensor, b: Tensor, f: Tensor, g: Tensor, batch: StepBatch) -> Tensor:
         """One token for each decode row -> [R, H * d_v]; states updated in place."""
         conv = batch.memory.state(self.index, "conv")
-        states = batch.memory.state(self.index, "recurrent")
         with batch.gathered(conv) as window:
             q, k, v = self._heads(F.silu(short_conv_step(qkv, self.conv, window)))
-        with batch.in_place(states) as rows:
-            out = gated_delta_step(q, k, v, self._log_decay(f), b.float().sigmoid(), rows)
+        out = delta_step(batch, self.index, q, k, v, self._log_decay(f), b.float().sigmoid())
         return self._gated(out, g)
 
     def _prefill_fused(self, qkv: Tensor, b: Tensor, f: Tensor, g: Tensor, batch: StepBatch) -> Tensor:

@@ -216,9 +216,9 @@ class Arena:
         return self._tags[slot]
 
     def expect(self, slot: int, tokens: int) -> None:
-        """Raises CheckpointError unless the slot stands for exactly `tokens` tokens, none pending."""
+        """Raises CheckpointError unless the slot stands for exactly `tokens` tokens, with pending ones."""
         tag = self._tags.get(slot)
-        if tag is None or tag.committed != tokens or tag.pending:
+        if tag is None or tag.committed + tag.pending != tokens:
             seen = "is free" if tag is None else f"stands for {tag.committed} tokens ({tag.pending} pending)"
             raise CheckpointError(
                 f"slot {slot} {seen}, but was to be read as the state after {tokens} tokens"
@@ -229,6 +229,18 @@ class Arena:
         if slot not in self._tags:
             raise CheckpointError(f"slot {slot} is free, but was to stand for {tokens} tokens")
         self._tags[slot] = Tag(tokens, pending)
+
+    def advance(self, slot: int, records: int) -> None:
+        """One token more: only recorded, or, where that would make `records` records, written with them."""
+        committed, pending = self._tags[slot]
+        if pending + 1 < records:
+            self._tags[slot] = Tag(committed, pending + 1)
+        else:
+            self._tags[slot] = Tag(committed + pending + 1)
+
+    def flushed(self, slot: int) -> None:
+        """What was pending is written."""
+        self._tags[slot] = Tag(sum(self._tags[slot]))
 
     # Reports
 

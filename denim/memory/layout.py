@@ -57,7 +57,8 @@ class SizeClass:
 class ArenaLayout:
     """The size classes of one model and where each tensor lies in a page or slot.
 
-    A model without attention has no page class, one without linear layers no slot class.
+    A model without attention has no page class, one without linear layers no slot class. `records` is the
+    length of the rings in a slot, 0 without deferred writes.
     """
 
     page_size: int
@@ -65,6 +66,7 @@ class ArenaLayout:
     classes: tuple[SizeClass, ...]
     page_tensors: tuple[TensorPlace, ...]
     slot_tensors: tuple[TensorPlace, ...]
+    records: int = 0
 
     @classmethod
     def of(
@@ -109,7 +111,7 @@ class ArenaLayout:
             for name, entry_bytes, count in zip((PAGE, SLOT), (page_bytes, slot_bytes), per_slab, strict=True)
             if entry_bytes
         )
-        return cls(page_size, slab, classes, page_tensors, slot_tensors)
+        return cls(page_size, slab, classes, page_tensors, slot_tensors, records)
 
     def size_class(self, name: str) -> SizeClass:
         """The class called `name`. Raises KeyError when this model has none."""

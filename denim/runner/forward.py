@@ -72,17 +72,22 @@ class Forward:
             prefill = not any(shape.extra for shape in shapes)
             self.graphs = StepGraphs(model, storage, self.attention, limits, self.drawn, prefill=prefill)
 
-    def replay(self, spans: Sequence[Span], rows_before: Mapping[int, int]) -> GraphOutput | None:
+    def replay(
+        self, spans: Sequence[Span], rows_before: Mapping[int, int], pending: Sequence[int] | None = None
+    ) -> GraphOutput | None:
         """What the spans that draw a token draw from, by a captured graph; None when there is none for these
-        spans. A graph has no report on prompts."""
+        spans. A graph has no report on prompts. Arguments as in `run`."""
         if self.graphs is None or any(span.all_logits for span in spans):
             return None
-        return self.graphs(spans, rows_before)
+        return self.graphs(spans, rows_before, pending)
 
-    def run(self, spans: Sequence[Span], rows_before: Mapping[int, int]) -> tuple[StepBatch, Tensor]:
+    def run(
+        self, spans: Sequence[Span], rows_before: Mapping[int, int], pending: Sequence[int] | None = None
+    ) -> tuple[StepBatch, Tensor]:
         """The batch of spans, decode rows first, and its hidden states [T, hidden].
 
         rows_before: request id -> its row in `drawn`, for spans with a token that the host does not know.
+        pending: of each decode row the records in its slot's ring; None without rings.
         """
         batch, tokens, source = pack(
             spans,
@@ -91,6 +96,7 @@ class Forward:
             paged=self.paged,
             send=self._send,
             rows_before=rows_before,
+            pending=pending,
         )
         if source is not None:
             # A row without an answer drew NO_TOKEN; its request has failed, whatever comes of it here.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from denim.layers.batch import Memory, StepBatch
-from denim.runner.plan import Span
+from denim.runner.plan import Span, is_decode
 
 
 class HostStep(NamedTuple):
@@ -54,11 +54,6 @@ def sender(device: torch.device) -> Send:
     if device.type == "cpu":
         return torch.from_numpy
     return lambda array: torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
-
-
-def is_decode(span: Span) -> bool:
-    """One token that reads and writes its request's own state, so that it can be updated in place."""
-    return len(span.tokens) == 1 and span.slot_in == span.slot_out
 
 
 def arrange(
@@ -120,11 +115,13 @@ def pack(
     paged: bool,
     send: Send,
     rows_before: Mapping[int, int],
+    pending: Sequence[int] | None = None,
 ) -> PackedStep:
     """The batch of `spans`, whose decode rows come first.
 
     `paged`: whether the model has pages at all. `rows_before`: request id -> its row among the tokens that
-    the last step drew; needed where a span has a token that the host does not know (negative).
+    the last step drew; needed where a span has a token that the host does not know (negative). `pending`: of
+    each decode row the records in its slot's ring; None without rings.
     """
     step = arrange(spans, rows_before, page_size=page_size, paged=paged)
     behind = spans[step.decode :]
@@ -140,9 +137,9 @@ def pack(
         [behind[row].slot_in for row in carried],
         step.sources if unknown else (),
     ]
-    narrow = [step.page_ids, step.page_offsets, step.kv_lengths, step.cu_seqlens]
+    narrow = [step.page_ids, step.page_offsets, step.kv_lengths, step.cu_seqlens, pending or ()]
     tokens, positions, token_pages, *slots, sources = _parts(wide, np.int64, send)
-    page_ids, page_indptr, kv_lens, q_indptr = _parts(narrow, np.int32, send)
+    page_ids, page_indptr, kv_lens, q_indptr, records = _parts(narrow, np.int32, send)
     batch = StepBatch(
         memory=memory,
         positions=positions,
@@ -162,6 +159,7 @@ def pack(
         slot_in=[span.slot_in for span in spans],
         slot_out=[span.slot_out for span in spans],
         saves=[span.saves for span in behind],
+        pending=None if pending is None else records,
     )
     return PackedStep(batch, tokens, sources if unknown else None)
 

@@ -48,16 +48,23 @@ class Span(NamedTuple):
         return self.start + len(self.tokens)
 
 
+def is_decode(span: Span) -> bool:
+    """One token that reads and writes its request's own state, so that it can be updated in place."""
+    return len(span.tokens) == 1 and span.slot_in == span.slot_out
+
+
 class Swap(NamedTuple):
     """A request's slot (-1: it has none) and pages, moved to or from host memory under its id.
 
-    `tokens` is the count that the slot stands for.
+    `tokens` is the count that the slot stands for; on the way out, `pending` of them are only recorded and
+    are written to the state first.
     """
 
     request_id: int
     slot: int
     pages: Sequence[int]
     tokens: int
+    pending: int = 0
 
 
 class PageCopy(NamedTuple):

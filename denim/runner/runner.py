@@ -16,10 +16,10 @@ from denim.layers.batch import StepBatch
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT
 from denim.memory.swap import SwapSpace
+from denim.runner.flushing import flush_slots
 from denim.runner.forward import Forward
 from denim.runner.logprobs import TokenLogprobs, prompt_logprobs
-from denim.runner.packing import is_decode
-from denim.runner.plan import Span, StepPlan, Swap
+from denim.runner.plan import Span, StepPlan, Swap, is_decode
 from denim.runner.sampler import Draw, Sampler
 
 # Rows of logits that exist at one time while a prompt is scored.
@@ -101,13 +101,18 @@ class Runner:
         spans = plan.spans
         if behind:
             spans = [*(span for span in spans if is_decode(span)), *behind]
+        pending = None
+        if self.storage.layout.records:
+            self._flush_read_whole(behind)
+            tag = self.arena.tag
+            pending = [tag(span.slot_in).pending for span in spans[: len(spans) - len(behind)]]
         drawing = [span for span in spans if span.sampling is not None]
-        captured = self.forward.replay(spans, self._rows_drawn)
+        captured = self.forward.replay(spans, self._rows_drawn, pending)
         if captured is not None:
             if drawing:
                 self._draw(drawing, captured.logits, flight, captured.largest)
             return flight
-        batch, hidden = self.forward.run(spans, self._rows_drawn)
+        batch, hidden = self.forward.run(spans, self._rows_drawn, pending)
         self._score_prompts(spans, batch, hidden, flight)
         if drawing:
             ends = zip(batch.cu_seqlens[1:], spans, strict=True)
@@ -118,6 +123,9 @@ class Runner:
 
     def _move(self, plan: StepPlan) -> None:
         """Swaps, moves and page copies. Poison falls between reads of what was freed and the first write."""
+        waiting = {swap.slot: swap.pending for swap in plan.swap_out if swap.pending}
+        if waiting:
+            flush_slots(self.storage, waiting)
         for swap in plan.swap_out:
             self.swap.put(swap.request_id, [self.storage.save(name, ids) for name, ids in _entries(swap)])
         for name in {move.name for move in plan.moves}:
@@ -131,6 +139,16 @@ class Runner:
         if plan.page_copies:
             sources, targets = zip(*plan.page_copies, strict=True)
             self.storage.copy(PAGE, sources, targets)
+
+    def _flush_read_whole(self, spans: Sequence[Span]) -> None:
+        """Spans that are no decode rows read states, not records."""
+        tag = self.arena.tag
+        waiting = {span.slot_in: tag(span.slot_in).pending for span in spans if span.slot_in >= 0}
+        waiting = {slot: pending for slot, pending in waiting.items() if pending}
+        if waiting:
+            flush_slots(self.storage, waiting)
+            for slot in waiting:
+                self.arena.flushed(slot)
 
     def _score_prompts(self, spans: Sequence[Span], batch: StepBatch, hidden: Tensor, flight: Flight) -> None:
         for row, span in enumerate(spans):

@@ -161,6 +161,7 @@ class StepGraphs:
         self.model = model
         self.storage = storage
         self.paged = storage.layout.has(PAGE)
+        self.deferred = storage.layout.records > 0
         self.page_size = storage.layout.page_size
         self.drawn = drawn
         shapes = decode_shapes(limits.spans)
@@ -175,9 +176,12 @@ class StepGraphs:
         self._graphs: dict[StepShape, _Graph] = {}
         self._capture(shapes, attention, limits)
 
-    def __call__(self, spans: Sequence[Span], rows_before: Mapping[int, int]) -> GraphOutput | None:
+    def __call__(
+        self, spans: Sequence[Span], rows_before: Mapping[int, int], pending: Sequence[int] | None
+    ) -> GraphOutput | None:
         """Run `spans`, decode rows first; None when no shape holds them. rows_before: request id -> its row
-        in `drawn`, for spans with a token that the host does not know."""
+        in `drawn`, for spans with a token that the host does not know. pending: of each decode row the
+        records in its slot's ring; None without rings."""
         step = arrange(spans, rows_before, page_size=self.page_size, paged=self.paged)
         behind = len(spans) - step.decode
         tokens = len(step.tokens) - step.decode
@@ -185,7 +189,7 @@ class StepGraphs:
         if shape is None:
             return None
         graph, batch, output = self._graphs[shape]
-        if not self._fill(batch, step, spans):
+        if not self._fill(batch, step, spans, pending):
             return None
         if batch.attention is not None:
             batch.attention.plan(batch)
@@ -196,7 +200,13 @@ class StepGraphs:
 
     # Static buffers
 
-    def _fill(self, batch: CapturedBatch, step: HostStep, spans: Sequence[Span]) -> bool:
+    def _fill(
+        self,
+        batch: CapturedBatch,
+        step: HostStep,
+        spans: Sequence[Span],
+        pending: Sequence[int] | None = None,
+    ) -> bool:
         """Pack a step and padding into the static buffers, in transfers that nobody waits for. False when its
         chunks are more than the shape has room for."""
         shape, rows = batch.shape, step.decode
@@ -241,8 +251,9 @@ class StepGraphs:
         page_offsets = [0, *_padded(step.page_offsets[1:], rows, shape, None)]
         starts = [*range(shape.rows + 1), *(shape.rows + offset for offset in offsets[1:])]
         starts += [starts[-1]] * (shape.rows + shape.spans + 1 - len(starts))
-        kv_lens, page_indptr, q_indptr, page_ids = _parts(narrow, _narrow_lengths(shape))
+        kv_lens, page_indptr, q_indptr, records, page_ids = _parts(narrow, _narrow_lengths(shape))
         kv_lens[:], page_indptr[:], q_indptr[:] = kv_lengths, page_offsets, starts
+        records[:rows] = pending or 0
         page_ids[: len(step.page_ids)] = step.page_ids
         batch.kv_lengths, batch.page_offsets, batch.cu_seqlens = kv_lengths, page_offsets, starts
 
@@ -256,7 +267,7 @@ class StepGraphs:
         from."""
         wide, narrow = _halves(self._buffer, shape)
         tokens, sources, positions, pages, slots, ends, _ = _parts(wide, _wide_lengths(shape))
-        kv_lens, page_indptr, q_indptr, page_ids = _parts(narrow, _narrow_lengths(shape))
+        kv_lens, page_indptr, q_indptr, records, page_ids = _parts(narrow, _narrow_lengths(shape))
         none = wide[:0]
         batch = CapturedBatch(
             memory=self.storage,
@@ -276,6 +287,7 @@ class StepGraphs:
             page_offsets=[],
             slot_in=[],
             slot_out=[],
+            pending=records if self.deferred else None,
             shape=shape,
         )
         return batch, (tokens, sources, ends)
@@ -347,9 +359,10 @@ def _wide_lengths(shape: StepShape) -> list[int]:
 
 
 def _narrow_lengths(shape: StepShape) -> list[int]:
-    """Of the int32 parts: KV lengths, offsets of page tables, offsets of tokens; page ids follow."""
+    """Of the int32 parts: KV lengths, offsets of page tables, offsets of tokens, records of decode rows; page
+    ids follow."""
     spans = shape.rows + shape.spans
-    return [spans, spans + 1, spans + 1]
+    return [spans, spans + 1, spans + 1, shape.rows]
 
 
 def _size(lengths: Sequence[int]) -> int:

@@ -101,8 +101,12 @@ class Holdings:
     def swap_out_of(self, request: Request) -> Swap:
         """The way to the host, from where everything lies before this step's moves."""
         swap = self.swap_in_of(request)
-        slot = self.compactor.sources(SLOT, [request.state_slot])[0]
-        return swap._replace(slot=slot, pages=self.compactor.sources(PAGE, swap.pages))
+        pending, slot = 0, request.state_slot
+        if slot >= 0:
+            pending = self.arena.tag(slot).pending
+            self.arena.flushed(slot)
+            slot = self.compactor.sources(SLOT, [slot])[0]
+        return swap._replace(slot=slot, pages=self.compactor.sources(PAGE, swap.pages), pending=pending)
 
     def check(self, requests: Iterable[Request], cached: Mapping[str, Counter[int]]) -> None:
         """Raises AssertionError unless exactly these requests and a cache that holds `cached` account for all

@@ -35,7 +35,7 @@ from denim.cache.prefix_cache import HasRoom, Hit, PrefixCache
 from denim.errors import CapacityError, RequestError
 from denim.memory.arena import Arena
 from denim.memory.swap import SwapSpace
-from denim.runner.plan import PageCopy, StepPlan
+from denim.runner.plan import PageCopy, StepPlan, is_decode
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.holdings import Holdings
 from denim.scheduler.prefixes import Prefixes
@@ -155,12 +155,15 @@ class Scheduler:
         could not be started, finish the requests of its spans and swaps instead."""
         self._out.append(plan)
         requests, commit = self.requests, self._arena.commit
+        records = self._arena.layout.records
         if plan.page_copies:
             self.prefixes.copied(requests[started] for started in self._step.started)
         for span in plan.spans:
             request = requests[span.request_id]
             request.computed = end = span.start + len(span.tokens)
-            if span.slot_out >= 0:
+            if records and is_decode(span) and span.slot_out >= 0:
+                self._arena.advance(span.slot_out, records)
+            elif span.slot_out >= 0:
                 commit(span.slot_out, end)
             if request.reuse is not None and not request.reuse.idle:
                 self.prefixes.launched(request, span)

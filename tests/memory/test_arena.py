@@ -89,12 +89,26 @@ def test_tags_name_both_numbers():
     arena.commit(slot, 1024, pending=2)
     with pytest.raises(CheckpointError, match="2 pending"):
         arena.expect(slot, 1024)
+    arena.expect(slot, 1026)
     arena.release(SLOT, [slot])
     with pytest.raises(CheckpointError, match="free"):
         arena.expect(slot, 1024)
     with pytest.raises(CheckpointError, match="free"):
         arena.commit(slot, 1025)
     assert arena.alloc(SLOT) == slot and arena.tag(slot) == Tag(0, 0)
+
+
+def test_records_are_written_when_the_ring_is_full():
+    arena = Arena(make_layout(4, 2), 1)
+    slot = arena.alloc(SLOT)
+    arena.commit(slot, 10)
+    tags = []
+    for _ in range(4):
+        arena.advance(slot, 3)
+        tags.append(arena.tag(slot))
+    assert tags == [Tag(10, 1), Tag(10, 2), Tag(13), Tag(13, 1)]
+    arena.flushed(slot)
+    assert arena.tag(slot) == Tag(14)
 
 
 def test_stats_count_what_can_be_had():

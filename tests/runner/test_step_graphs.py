@@ -52,7 +52,7 @@ class NoEvent:
 
 def graphs_without_a_device(shape: StepShape) -> tuple[StepGraphs, CapturedBatch]:
     graphs = StepGraphs.__new__(StepGraphs)
-    graphs.storage, graphs.paged, graphs.page_size = None, True, PAGE
+    graphs.storage, graphs.paged, graphs.page_size, graphs.deferred = None, True, PAGE, True
     graphs._buffer = torch.full((_ints(shape) + 40,), 77, dtype=torch.int32)
     graphs._staging = [(graphs._buffer.clone(), NoEvent()) for _ in range(2)]
     batch, inputs = graphs._batch(shape)
@@ -71,10 +71,11 @@ def test_a_step_and_its_padding(monkeypatch: pytest.MonkeyPatch) -> None:
         Span(13, 4, [6, 7], [30, 31], 6, 5, "draws"),
     ]
     step = arrange(spans, {10: 1}, page_size=PAGE, paged=True)
-    assert graphs._fill(batch, step, spans)
+    assert graphs._fill(batch, step, spans, [2, 1])
     tokens, sources, ends = batch.inputs
     nothing = [0] * 5
     assert tokens.tolist() == [-1, 41, 0, 1, 2, 3, 4, 5, 6, 7, *nothing]
+    assert batch.pending.tolist()[:2] == [2, 1]
     assert sources.tolist() == [1] + [-1] * 14
     assert batch.positions.tolist() == [5, 3, 0, 0, 1, 2, 3, 4, 4, 5, *nothing]
     assert batch.token_pages.tolist() == [9, 7, -1, 20, 20, 20, 20, 21, 31, 31] + [-1] * 5
