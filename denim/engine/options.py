@@ -127,12 +127,10 @@ class EngineOptions:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
             if value > LIMITS.get(name, value):
                 raise ConfigError(f"{name}={value!r} is too large; at most {LIMITS[name]}")
-        if self.deferred_writes not in (None, "auto") and not (
-            _is_int(self.deferred_writes) and 2 <= self.deferred_writes <= LONGEST
-        ):
+        steps = self.deferred_writes
+        if steps not in (None, "auto") and not (_is_int(steps) and 2 <= int(steps) <= LONGEST):
             raise ConfigError(
-                f"deferred_writes={self.deferred_writes!r} must be 'auto', None or a number of steps from 2"
-                f" to {LONGEST}"
+                f"deferred_writes={steps!r} must be 'auto', None or a number of steps from 2 to {LONGEST}"
             )
         if not _is_int(self.seed):
             raise ConfigError(f"seed={self.seed!r} must be a whole number")

@@ -53,6 +53,13 @@ def reference(folder: Path) -> list:
     return run(folder, "cpu", memory="64MiB")[0]
 
 
+@pytest.mark.parametrize("records", [2, 5])
+def test_deferred_writes_change_nothing(folder: Path, reference: list, records: int) -> None:
+    """Eagerly beside prefill, and from captured graphs."""
+    ours, _ = run(folder, "cuda", memory="64MiB", max_num_batched_tokens=64, deferred_writes=records)
+    assert_same(ours, reference, gap=1e-3)
+
+
 @pytest.mark.parametrize("batched", [1, 7, 64, 2048])
 def test_fp32_tokens_equal_the_cpu(folder: Path, reference: list, batched: int) -> None:
     ours, _ = run(folder, "cuda", memory="64MiB", max_num_batched_tokens=batched)
