@@ -23,6 +23,7 @@ sequence, `_join` for the states between segments, `_walk` with outputs, each se
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -177,8 +178,8 @@ def _walk(
                 at = first * key_stride + (head // group) * key_dim
                 key_mask = live[:, None] & channel_mask[None, :]
             keys = tl.load(keys_ptr + at + key_tile, mask=key_mask, other=0.0)
-            # Fetched a chunk ahead by hand: two tiles of them in shared memory would leave room for one program
-            # less on a multiprocessor.
+            # Fetched a chunk ahead by hand: two tiles of them in shared memory would leave room for one
+            # program less on a multiprocessor.
             values = ahead
             following = tl.minimum(chunk + 1, stop - 1)
             ahead = _values_of(following, chunks_ptr, value_column, value_stride, token, takes_values)
@@ -297,6 +298,7 @@ def plan_of(
     return PassPlan(rows, warps, stages, span)
 
 
+@cache
 def walks_at_once(device: torch.device) -> int:
     """Programs that fill a device: two on each multiprocessor."""
     if device.type != "cuda":
@@ -319,7 +321,7 @@ def delta_pass(
     """
     _, heads, value_dim, key_dim = state.shape
     out = torch.empty(len(values), heads, value_dim, dtype=values.dtype, device=values.device)
-    assert values.stride(1) == 1 and state[0].is_contiguous()
+    assert values.stride(1) == 1 and state.stride()[1:] == (value_dim * key_dim, key_dim, 1)
     vector = terms.since is None
     rows, precision = plan.rows, "ieee" if values.dtype == torch.float32 else "tf32"
     row_blocks = triton.cdiv(value_dim, rows)

@@ -136,8 +136,9 @@ def gated_delta_chunks(
     )
     scale = key_dim**-0.5 if scale is None else scale
     chunks = len(table.chunks)
-    solve, scores = torch.empty(2, chunks, heads, size, size, dtype=rows.dtype, device=rows.device)
-    since, until = torch.empty(2, chunks, heads, size, dtype=torch.float32, device=rows.device)
+    solve = torch.empty(chunks, heads, size, size, dtype=rows.dtype, device=rows.device)
+    since = torch.empty(chunks, heads, size, dtype=torch.float32, device=rows.device)
+    scores, until = torch.empty_like(solve), torch.empty_like(since)
     _inside[(chunks * heads,)](
         rows,
         rows.stride(0),
