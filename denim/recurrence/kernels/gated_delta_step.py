@@ -122,12 +122,15 @@ def _step(
 
     if overlap:
         key_lines = lines(0, key_dim, parts * inner)
-        fetch(state + first_head * (value_dim * key_dim), v_at[:, None] * key_dim + key_lines[None, :], 0, 1)
+        v_lines = tl.minimum(v_at, value_dim - 1)
+        fetch(
+            state + first_head * (value_dim * key_dim), v_lines[:, None] * key_dim + key_lines[None, :], 0, 1
+        )
         fetch(taps_ptr, head * key_dim + key_lines, channels, width)
         fetch(taps_ptr, keys + head * key_dim + key_lines, channels, width)
         fetch(window, head * key_dim + key_lines, channels, width - 1)
         fetch(window, keys + head * key_dim + key_lines, channels, width - 1)
-        fetch(window, 2 * keys + first_head * value_dim + v_at, channels, width - 1)
+        fetch(window, 2 * keys + first_head * value_dim + v_lines, channels, width - 1)
         tl_cuda.gdc_wait()
         tl_cuda.gdc_launch_dependents()
 
