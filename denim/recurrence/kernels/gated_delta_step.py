@@ -32,9 +32,11 @@ from denim.recurrence.kernels.fused_delta import (
     arrive,
     convolve,
     fetch,
+    fetch_ahead,
     gated_norm,
     lines,
     norm_stored,
+    rows_ahead,
     store_window,
     tiling_of,
 )
@@ -90,6 +92,7 @@ def _step(
     length: tl.constexpr,
     levels: tl.constexpr,
     overlap: tl.constexpr,
+    ahead: tl.constexpr,
 ):
     # A program takes one value head, or one after the other all of a key head that it has for itself.
     taken: tl.constexpr = group if splits == 1 else 1
@@ -123,6 +126,7 @@ def _step(
     if overlap:
         key_lines = lines(0, key_dim, parts * inner)
         v_lines = tl.minimum(v_at, value_dim - 1)
+        state_lines = v_lines[:, None] * key_dim + key_lines[None, :]
         fetch(
             state + first_head * (value_dim * key_dim), v_lines[:, None] * key_dim + key_lines[None, :], 0, 1
         )
@@ -131,6 +135,10 @@ def _step(
         fetch(window, head * key_dim + key_lines, channels, width - 1)
         fetch(window, keys + head * key_dim + key_lines, channels, width - 1)
         fetch(window, 2 * keys + first_head * value_dim + v_lines, channels, width - 1)
+        if ahead > 0:
+            for i in tl.static_range(taken):
+                at = (first_head + i) * (value_dim * key_dim) + state_lines
+                fetch_ahead(slots_ptr, state_ptr, state_stride, at, row, ahead)
         tl_cuda.gdc_wait()
         tl_cuda.gdc_launch_dependents()
 
@@ -291,6 +299,7 @@ def gated_delta_step_fused(
         padded_value_dim=triton.next_power_of_2(value_dim),
         **ring_lengths(ring),
         overlap=overlap,
+        ahead=rows_ahead(tiling, value_dim, key_heads),
         num_warps=tiling.warps,
         **launch_options(overlap),
     )

@@ -32,9 +32,11 @@ from denim.recurrence.kernels.fused_delta import (
     arrive,
     convolve,
     fetch,
+    fetch_ahead,
     gated_norm,
     lines,
     norm_stored,
+    rows_ahead,
     store_window,
     tiling_of,
 )
@@ -104,6 +106,7 @@ def _step(
     length: tl.constexpr,
     levels: tl.constexpr,
     overlap: tl.constexpr,
+    ahead: tl.constexpr,
 ):
     keys: tl.constexpr = heads * key_dim
     values: tl.constexpr = heads * value_dim
@@ -133,12 +136,16 @@ def _step(
     if overlap:
         key_lines = lines(0, key_dim, parts * inner)
         v_lines = tl.minimum(v_at, value_dim - 1)
-        fetch(state, v_lines[:, None] * key_dim + key_lines[None, :], 0, 1)
+        state_lines = v_lines[:, None] * key_dim + key_lines[None, :]
+        fetch(state, state_lines, 0, 1)
         fetch(taps_ptr, head * key_dim + key_lines, channels, width)
         fetch(taps_ptr, keys + head * key_dim + key_lines, channels, width)
         fetch(window, head * key_dim + key_lines, channels, width - 1)
         fetch(window, keys + head * key_dim + key_lines, channels, width - 1)
         fetch(window, 2 * keys + head * value_dim + v_lines, channels, width - 1)
+        if ahead > 0:
+            at = head * (value_dim * key_dim) + state_lines
+            fetch_ahead(slots_ptr, state_ptr, state_stride, at, row, ahead)
         tl_cuda.gdc_wait()
         tl_cuda.gdc_launch_dependents()
 
@@ -292,6 +299,7 @@ def kimi_delta_step_fused(
         padded_value_dim=triton.next_power_of_2(value_dim),
         **ring_lengths(ring),
         overlap=overlap,
+        ahead=rows_ahead(tiling, value_dim, heads),
         num_warps=tiling.warps,
         **launch_options(overlap),
     )
