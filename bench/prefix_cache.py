@@ -15,12 +15,14 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from bench.prefix_peers import JUDICIOUS, AnyLru, LeafLru, Marconi, grid_lru
-from bench.prefix_traces import lmsys_like, recorded, sharegpt_like, swe_like
+from bench.prefix_traces import lmsys_like, sharegpt_like, swe_like
 from bench.report import write
+from denim.cache.byte_arena import ByteArena
 from denim.cache.eviction import GreedyDual, LeastRecent, Order, Worth
 from denim.cache.expected import Expected
 from denim.cache.positions import POLICIES, Grid, Policy
 from denim.cache.prefix_cache import PrefixCache
+from denim.cache.recorded_trace import read_trace
 from denim.cache.replay import Clock, TraceRequest, replay
 from denim.cache.spacing import OverlapDepths
 from denim.cache.tree import PrefixTree
@@ -46,59 +48,6 @@ def _paper_flops(tokens: int) -> float:
 PAPER = Geometry("paper", 26_800_000, 65_536, _paper_flops)
 
 
-class FluidArena:
-    """An arena without slabs: any free byte serves pages and slots alike. So policies are compared without
-    the loss to fragmentation, which is another matter."""
-
-    def __init__(self, layout: ArenaLayout, memory: int) -> None:
-        self.layout = layout
-        self._free = memory
-        self._refs: dict[str, dict[int, int]] = {size.name: {} for size in layout.classes}
-        self._bytes = {size.name: size.stride for size in layout.classes}
-        self._next = 0
-        self._tags: dict[int, int] = {}
-
-    def can_alloc(self, need: dict[str, int]) -> bool:
-        return sum(self._bytes[name] * n for name, n in need.items()) <= self._free
-
-    def alloc_many(self, name: str, n: int) -> list[int] | None:
-        if not self.can_alloc({name: n}):
-            return None
-        ids = list(range(self._next, self._next + n))
-        self._next += n
-        self._refs[name].update(dict.fromkeys(ids, 1))
-        self._free -= n * self._bytes[name]
-        return ids
-
-    def alloc(self, name: str) -> int | None:
-        ids = self.alloc_many(name, 1)
-        return ids[0] if ids else None
-
-    def share(self, name: str, ids: list[int]) -> None:
-        refs = self._refs[name]
-        for entry in ids:
-            refs[entry] += 1
-
-    def release(self, name: str, ids: list[int]) -> None:
-        refs = self._refs[name]
-        for entry in ids:
-            refs[entry] -= 1
-            if not refs[entry]:
-                del refs[entry]
-                self._free += self._bytes[name]
-                if name == SLOT:
-                    self._tags.pop(entry, None)
-
-    def holders(self, name: str, entry: int) -> int:
-        return self._refs[name].get(entry, 0)
-
-    def commit(self, slot: int, tokens: int) -> None:
-        self._tags[slot] = tokens
-
-    def expect(self, slot: int, tokens: int) -> None:
-        assert self._tags[slot] == tokens
-
-
 OrderOf = Callable[[Worth, Clock], Order]
 
 PEERS: dict[str, tuple[Policy, OrderOf]] = {
@@ -122,7 +71,7 @@ def hit_rate(
         SizeClass(PAGE, page * geometry.token_bytes, page * geometry.token_bytes, 1),
         SizeClass(SLOT, geometry.state_bytes, geometry.state_bytes, 1),
     )
-    arena: Any = FluidArena(ArenaLayout(page, 1, classes, (), ()), memory)
+    arena: Any = ByteArena(ArenaLayout(page, 1, classes, (), ()), memory)
     tree = PrefixTree(arena, ids_limit=4 * memory // geometry.token_bytes)
     clock = Clock()
     order = order_of(Worth(tree, geometry.flops, classes[0].stride, classes[1].stride), clock)
@@ -180,7 +129,9 @@ def main() -> None:
         for size in sizes:
             rows.append(_mean([row(name, trace, PAPER, size * GB, 16) for trace in traces]))
     if args.recorded:
-        rows.append(row(args.recorded.stem, recorded(args.recorded, args.requests), PAPER, 60 * GB, page=128))
+        recorded = read_trace(args.recorded, args.requests)
+        assert recorded is not None, "the trace names no blocks"
+        rows.append(row(args.recorded.stem, list(recorded), PAPER, 60 * GB, page=128))
     write(args.json, "cpu", rows)
     print(f"{time.perf_counter() - begin:.0f} s")
 

@@ -1,4 +1,4 @@
-"""Traces for the prefix cache: multi-turn chats, agents whose history is trimmed, and a recorded one.
+"""Traces for the prefix cache: multi-turn chats, and agents whose history is trimmed.
 
 The generators follow published descriptions of the workloads; every message consists of tokens that occur
 nowhere else, so that two prompts agree exactly as far as their histories do.
@@ -6,12 +6,10 @@ nowhere else, so that two prompts agree exactly as far as their histories do.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from array import array
-from itertools import accumulate, chain, count
-from pathlib import Path
+from itertools import chain, count
 
 from denim.cache.replay import TraceRequest
 
@@ -64,7 +62,6 @@ def sharegpt_like(seed: int) -> list[TraceRequest]:
     return chat(seed, 95, 350)
 
 
-BLOCK = 512  # tokens of a block in the recorded trace
 SYSTEM, ISSUE, ANSWER, OBSERVATION, ROUNDS, KEPT = 1200, 700, 180, 1100, 27, 5
 
 
@@ -92,41 +89,3 @@ def swe_like(seed: int, sessions: int = SESSIONS) -> list[TraceRequest]:
             observations.append(text.message(text.length(OBSERVATION, 1.1)))
             now += 5 + len(answer) / 30 + text.chance.expovariate(1 / 5)  # answering, and running a tool
     return sorted(requests, key=lambda request: request.time)
-
-
-def recorded(path: Path, limit: int | None = None) -> list[TraceRequest]:
-    """A trace in Mooncake's format: timestamp (ms), input_length, output_length, hash_ids of 512 tokens each.
-
-    Equal ids stand for equal content; the last one covers the rest of the prompt. A request whose full
-    blocks begin a later, longer one is its earlier turn: that one goes on with the rest of this prompt and
-    this answer. An answer that no later request goes on with has tokens of its own.
-    """
-    entries = [json.loads(line) for line in path.open()][:limit]
-    fresh = count(1 << 30)
-    later: dict[int, int] = {}  # hash of a chain of blocks -> the next request that has it
-    follower: list[int | None] = [None] * len(entries)
-    for at in range(len(entries) - 1, -1, -1):
-        entry = entries[at]
-        length = entry["input_length"] + entry["output_length"]
-        chained = list(accumulate(entry["hash_ids"], lambda chain, block: hash((chain, block)), initial=0))
-        full = entry["input_length"] // BLOCK
-        candidate = later.get(chained[full])
-        if full and candidate is not None and entries[candidate]["input_length"] >= length:
-            follower[at] = candidate
-        later.update(dict.fromkeys(chained[1:], at))
-    requests: list[TraceRequest] = []
-    prompts: list[array] = [array("i")] * len(entries)
-    for at in range(len(entries) - 1, -1, -1):
-        entry = entries[at]
-        length, answer = entry["input_length"], max(1, entry["output_length"])
-        next_turn = follower[at]
-        if next_turn is not None:
-            tokens = prompts[next_turn][: length + answer]
-        else:
-            tokens = array("i")
-            for block_id in entry["hash_ids"]:
-                tokens.extend(range(block_id * BLOCK, (block_id + 1) * BLOCK))
-            tokens = tokens[:length] + array("i", [next(fresh) for _ in range(answer)])
-        prompts[at] = tokens[:length]
-        requests.append(TraceRequest(entry["timestamp"] / 1000, tokens, length))
-    return requests[::-1]

@@ -16,7 +16,7 @@ from denim.ledger.cost import ledger_json, ledger_of
 from denim.models.registry import all_families
 from denim.models.weights import load_model
 from denim.spec.reader import read_spec
-from tests.exactness.harness import cold_tokens, crossings, greedy, run, tokens_of
+from tests.exactness.harness import COLD, cold_tokens, crossings, greedy, run, tokens_of, warm
 from tests.exactness.judge import Judge, judge_run
 from tests.families.row import VOCAB, Row
 from tests.families.small import configs, rows
@@ -100,6 +100,15 @@ def test_greedy_tokens(model: Model) -> None:
     cases = [greedy(tokens_of(n, n, VOCAB), 100) for n in (1, 5, 70)]
     judge_run(model.judge, cases, run(model.folder, cases))
     model.judge.check_ties()
+
+
+@each_family
+def test_hits(model: Model) -> None:
+    """The same prompts again, from one token before their ends: KV, state and window are all restored."""
+    cases = [greedy(tokens_of(n, n, VOCAB), 12) for n in (2, 17, 100)]
+    outcome = run(model.folder, cases, warm("ends")(COLD))
+    judge_run(model.judge, cases, outcome)
+    assert outcome.stats["prefix"]["hit_tokens"] == 1 + 16 + 99
 
 
 def check_matrix(model: Model, ways: list) -> None:

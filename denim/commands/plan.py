@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from denim.commands.ledger import parse_lengths
+from denim.commands.prefix_curve import curve_table, prefix_curve
 from denim.errors import ConfigError
 from denim.ledger.devices import find_device
 from denim.ledger.lengths import Lengths
@@ -60,6 +61,9 @@ def show_plan(
         asked = [Lengths.fixed(n) for n in DEFAULT_LENGTHS if n <= plan.longest_request]
         asked = asked or [Lengths.fixed(plan.longest_request)]
     values = plan_json(spec, plan, asked, compare)
+    curve = None if trace is None else prefix_curve(plan, trace)
+    if curve is not None:
+        values["prefix_curve"] = curve
     if as_json:
         print(json.dumps(values, indent=2))
         return
@@ -77,6 +81,8 @@ def show_plan(
                 soft_wrap=True,
             )
     console.print(floor_table(values))
+    if curve is not None:
+        console.print(curve_table(curve))
     if compare:
         console.print(peers_table(values))
         for line in peers_notes(values):

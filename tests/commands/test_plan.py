@@ -175,3 +175,22 @@ def test_default_lengths_are_those_that_fit(folder: Path, capsys: pytest.Capture
 )
 def test_seconds(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
+
+
+def test_a_trace_that_names_its_blocks(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The curve of reuse by memory: the second request goes on from the first."""
+    trace = tmp_path / "day.jsonl"
+    lengths = [(600, 50, [1, 2]), (1500, 50, [1, 3, 4])]
+    rows = [
+        {"timestamp": at, "input_length": prompt, "output_length": answer, "hash_ids": blocks}
+        for at, (prompt, answer, blocks) in enumerate(lengths)
+    ]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    plan(folder, trace=trace)
+    assert "prefixes of this trace" in capsys.readouterr().out
+    plan(folder, trace=trace, as_json=True)
+    curve = json.loads(capsys.readouterr().out)["prefix_curve"]
+    assert [point["memory_bytes"] is None for point in curve] == [False] * 4 + [True]
+    assert curve[-1]["token_hit_rate"] == pytest.approx(649 / 2100)
