@@ -106,7 +106,7 @@ def test_experts(tokens: int) -> None:
     weights, chosen = layer._route(x)
     ours = layer._at_once(x, weights, chosen).float()
     expected = layer._one_by_one(x, weights, chosen).float()
-    assert (ours - expected).abs().max() < 0.03 * expected.std()
+    assert (ours - expected).abs().max() < 0.05 * expected.std()
 
 
 def test_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
