@@ -113,7 +113,8 @@ def _dtypes(spec: ModelSpec, layout: ArenaLayout) -> str:
     weights = f"{spec.dtype} weights and KV" if kv == {spec.dtype} else f"{spec.dtype} weights"
     parts = [weights, *(f"{dtype} KV" for dtype in kv - {spec.dtype})]
     if layout.has(SLOT):
-        parts.append(f"{spec.state_dtype} states")
+        deferred = f" written every {layout.records} steps" if layout.records else ""
+        parts.append(f"{spec.state_dtype} states{deferred}")
     return ", ".join(parts)
 
 

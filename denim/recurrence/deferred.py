@@ -21,8 +21,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from denim.recurrence.gated_delta import gated_delta_step
-
 
 class Ring(NamedTuple):
     """Records of N slots, all fp32: keys [N, L, Hk, d_k], updates [N, L, Hv, d_v], and log-decays [N, L, Hv]
@@ -43,16 +41,27 @@ def flush(state: Tensor, ring: Ring, slots: Tensor, pending: Tensor) -> None:
     state: [N, Hv, d_v, d_k]; slots, pending: [B], the slots different from each other; a negative slot is
     padding.
     """
-    group = state.shape[1] // ring.keys.shape[2]
     for slot, count in zip(slots.tolist(), pending.tolist(), strict=True):
-        if slot < 0 or count == 0:
-            continue
-        s = state[slot].float()
-        for j in range(count):
-            decay = ring.log_decays[slot, j].exp()  # [Hv] or [Hv, d_k]
-            key = ring.keys[slot, j].repeat_interleave(group, 0)
-            s = s * decay.view(len(decay), 1, -1) + ring.updates[slot, j].unsqueeze(-1) * key.unsqueeze(-2)
-        state[slot] = s.to(state.dtype)
+        if slot >= 0 and count:
+            state[slot] = _reached(state, ring, slot, count)
+
+
+def _reached(state: Tensor, ring: Ring, slot: int, count: int) -> Tensor:
+    """The state that a slot with `count` records stands for, [Hv, d_v, d_k] in fp32."""
+    s = state[slot].float()
+    for j in range(count):
+        s = s * _per_channel(ring.log_decays[slot, j]) + _outer(ring.updates[slot, j], ring.keys[slot, j])
+    return s
+
+
+def _per_channel(log_decay: Tensor) -> Tensor:
+    """[Hv] or [Hv, d_k] -> factors [Hv, 1, 1 or d_k]."""
+    return log_decay.float().exp().view(len(log_decay), 1, -1)
+
+
+def _outer(u: Tensor, k: Tensor) -> Tensor:
+    """u k^T of each head, [Hv, d_v] and [Hk, d_k] -> [Hv, d_v, d_k]."""
+    return u.unsqueeze(-1) * k.repeat_interleave(len(u) // len(k), 0).unsqueeze(-2)
 
 
 def gated_delta_step_deferred(
@@ -68,31 +77,25 @@ def gated_delta_step_deferred(
 ) -> Tensor:
     """`gated_delta.gated_delta_step` for B rows on slots, with deferred writes: the plain reference.
 
-    pending: [B], records before this step, 0 .. L - 1. Behind it a row has one more; for a row that had L - 1
-    the state is written and none are pending. Returns [B, Hv, d_v] in v's dtype.
+    state: [N, Hv, d_v, d_k]; slots: [B], negative for padding; pending: [B], records before this step, 0 ..
+    L - 1. Behind it a row has one more; for a row that had L - 1 the state is written and none are pending.
+    Returns [B, Hv, d_v] in v's dtype.
     """
     out = torch.empty_like(v)
-    for i, slot in enumerate(slots.tolist()):
+    q, k, strength, group = q.float(), k.float(), beta.float().unsqueeze(-1), v.shape[1] // k.shape[1]
+    for i, (slot, count) in enumerate(zip(slots.tolist(), pending.tolist(), strict=True)):
         if slot < 0:
             continue
-        count = int(pending[i])
-        current = state[slot : slot + 1].to(torch.float32, copy=True)
-        one = torch.zeros(1, dtype=torch.long)
-        row = Ring(*(part[slot : slot + 1] for part in ring))
-        flush(current, row, one, pending[i : i + 1])
-        group = v.shape[1] // k.shape[1]
-        decay = log_decay[i].float().exp()
-        key = k[i].float()
-        wrong = v[i].float() - torch.einsum(
-            "hvk,hk->hv", current[0] * decay.view(len(decay), 1, -1), key.repeat_interleave(group, 0)
-        )
-        out[i] = gated_delta_step(
-            q[i : i + 1], k[i : i + 1], v[i : i + 1], log_decay[i : i + 1], beta[i : i + 1], current
-        )[0]
+        s = _reached(state, ring, slot, count) * _per_channel(log_decay[i])
+        read = torch.einsum("hvk,hk->hv", s, k[i].repeat_interleave(group, 0))
+        u = strength[i] * (v[i].float() - read)
+        s += _outer(u, k[i])
+        scale = k.shape[-1] ** -0.5
+        out[i] = torch.einsum("hvk,hk->hv", s, q[i].repeat_interleave(group, 0)) * scale
         if count == ring.length - 1:
-            state[slot] = current[0].to(state.dtype)
+            state[slot] = s
         else:
-            ring.keys[slot, count] = key
-            ring.updates[slot, count] = wrong * beta[i].float().unsqueeze(-1)
+            ring.keys[slot, count] = k[i]
+            ring.updates[slot, count] = u
             ring.log_decays[slot, count] = log_decay[i]
     return out

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from denim.engine import memory_plan
+from denim.engine.capacity import describe
 from denim.engine.memory_plan import plan_memory
 from denim.engine.options import EngineOptions
 from denim.errors import ConfigError
@@ -26,6 +27,12 @@ def test_only_where_asked_for() -> None:
     assert records() == 0
     assert records(deferred_writes=5) == 5
     assert records(deferred_writes="auto") == 0  # on a CPU nothing is fused
+
+
+def test_the_start_up_line_says_so() -> None:
+    options = EngineOptions.of(memory="2GiB", max_model_len=64, deferred_writes=5)
+    line = describe(QWEN_08B, *plan_memory(options, QWEN_08B, CPU), "none")
+    assert "float32 states written every 5 steps" in line
 
 
 def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
