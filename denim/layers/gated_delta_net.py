@@ -162,15 +162,13 @@ class GatedDeltaNetLayer(nn.Module):
         """What the choice of a kernel for these sequences depends on."""
         spec = self.spec
         return DeltaPrefill(
-            spec.num_key_heads,
-            spec.num_value_heads,
             spec.key_dim,
             spec.value_dim,
             qkv.dtype,
-            sequences=len(table.slot_out),
-            tokens=table.longest * table.size,
+            tokens=len(qkv),
             saves=table.save is not None,
             captured=qkv.is_cuda and torch.cuda.is_current_stream_capturing(),
+            capability=torch.cuda.get_device_capability(qkv.device) if qkv.is_cuda else (0, 0),
         )
 
     def _prefill(self, projected: Tensor, batch: StepBatch) -> Tensor:

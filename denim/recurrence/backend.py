@@ -35,25 +35,46 @@ PEERS = (FLASHINFER, FLASHQLA, FLA)
 class DeltaPrefill(NamedTuple):
     """What the choice for one call of the gated delta rule's chunked form depends on; all known on the host.
 
-    dtype: of q, k and v. tokens: of the longest sequence. saves: whether states inside a sequence are wanted.
-    captured: whether the call goes into a graph.
+    dtype: of q, k and v. tokens: of all sequences together. saves: whether states inside a sequence are
+    wanted. captured: whether the call goes into a graph. capability: of the CUDA device, as torch has it.
     """
 
-    key_heads: int
-    value_heads: int
     key_dim: int
     value_dim: int
     dtype: torch.dtype
-    sequences: int
     tokens: int
     saves: bool
-    captured: bool = False
+    captured: bool
+    capability: tuple[int, int]
+
+
+class Faster(NamedTuple):
+    """A peer that was measured to be faster than Denim's own kernel from so many tokens on."""
+
+    peer: str
+    capability: tuple[int, int]
+    tokens: int
+
+
+# Measured on an H200, 16 key and 16 or 32 value heads, 1 or 16 sequences: docs/kernels.md. Shorter prompts
+# and other devices stay with the own kernel.
+MEASURED = (Faster(FLASHINFER, (9, 0), tokens=2048),)
 
 
 @cache
 def installed(backend: str) -> bool:
     """Whether the package behind a form is there; it is not imported."""
     return backend == TORCH or find_spec(PACKAGES[backend]) is not None
+
+
+@cache
+def usable(peer: str) -> bool:
+    """Whether a peer is there with its kernels; this imports it."""
+    if not installed(peer):
+        return False
+    from denim.recurrence.backends import has_kernels
+
+    return has_kernels(peer)
 
 
 def check_wish(wish: str, device_type: str) -> None:
@@ -68,6 +89,11 @@ def check_wish(wish: str, device_type: str) -> None:
     if not installed(wish):
         raise ConfigError(
             f"recurrence_backend={wish!r}, but {PACKAGES[wish]!r} is not installed; install it or use 'auto'"
+        )
+    if wish in PEERS and not usable(wish):
+        raise ConfigError(
+            f"recurrence_backend={wish!r}, but {PACKAGES[wish]!r} lacks the kernels of this rule, for which"
+            " it may need another package (FlashInfer: nvidia-cutlass-dsl); install it or use 'auto'"
         )
 
 
@@ -89,8 +115,11 @@ def prefill_backend(device_type: str, wish: str = AUTO) -> str:
 def delta_prefill_backend(wish: str, call: DeltaPrefill) -> str:
     """TRITON or one of PEERS: whose kernels take sequences through the gated delta rule where kernels run.
 
-    A peer that is wished for, where it can do the call; what it cannot do goes to Triton.
+    A peer that is wished for, or (AUTO) that is in MEASURED, where it can do the call; else Triton.
     """
+    if wish == AUTO:
+        faster = (m.peer for m in MEASURED if m.capability == call.capability and call.tokens >= m.tokens)
+        return next((peer for peer in faster if can(peer, call)), TRITON)
     return wish if wish in PEERS and can(wish, call) else TRITON
 
 
@@ -98,7 +127,7 @@ def can(peer: str, call: DeltaPrefill) -> bool:
     """Whether a peer computes what Denim's own kernel would."""
     dims = (call.key_dim, call.value_dim)
     return (
-        installed(peer)
+        usable(peer)
         and not call.saves  # none writes a state inside a sequence to a slot
         and not call.captured  # they read the sequences' lengths on the host
         and call.dtype in (torch.bfloat16, torch.float16)  # float32 would be rounded to TF32

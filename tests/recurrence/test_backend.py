@@ -10,6 +10,7 @@ from denim.recurrence.backend import (
     FLA,
     FLASHINFER,
     FLASHQLA,
+    MEASURED,
     PEERS,
     TORCH,
     TRITON,
@@ -21,17 +22,20 @@ from denim.recurrence.backend import (
     prefill_backend,
 )
 
-CALL = DeltaPrefill(16, 32, 128, 128, torch.bfloat16, sequences=1, tokens=8192, saves=False)
+HOPPER = (9, 0)
+CALL = DeltaPrefill(128, 128, torch.bfloat16, tokens=8192, saves=False, captured=False, capability=HOPPER)
 
 
 @pytest.fixture
 def all_installed(monkeypatch):
     monkeypatch.setattr(backend, "installed", lambda name: True)
+    monkeypatch.setattr(backend, "usable", lambda name: True)
 
 
 @pytest.fixture
 def none_installed(monkeypatch):
     monkeypatch.setattr(backend, "installed", lambda name: name == TORCH)
+    monkeypatch.setattr(backend, "usable", lambda name: False)
 
 
 def test_a_cpu_has_torch_alone(all_installed):
@@ -76,9 +80,25 @@ def test_fla_takes_other_heads_too(all_installed):
     assert not can(FLA, CALL._replace(key_dim=512))
 
 
-@pytest.mark.parametrize("wish", [AUTO, TRITON])
-def test_without_a_wish_the_own_kernels_run(all_installed, wish):
-    assert delta_prefill_backend(wish, CALL) == TRITON
+def test_triton_is_triton_whatever_is_faster(all_installed):
+    assert delta_prefill_backend(TRITON, CALL) == TRITON
+
+
+def test_auto_takes_what_was_measured_faster(all_installed):
+    (measured,) = MEASURED
+    assert delta_prefill_backend(AUTO, CALL) == measured.peer
+    shortest = CALL._replace(tokens=measured.tokens)
+    assert delta_prefill_backend(AUTO, shortest) == measured.peer
+    assert delta_prefill_backend(AUTO, shortest._replace(tokens=measured.tokens - 1)) == TRITON
+
+
+@pytest.mark.parametrize("change", [{"capability": (10, 0)}, {"saves": True}, {"captured": True}])
+def test_auto_stays_with_the_own_kernel(all_installed, change):
+    assert delta_prefill_backend(AUTO, CALL._replace(**change)) == TRITON
+
+
+def test_auto_without_peers(none_installed):
+    assert delta_prefill_backend(AUTO, CALL) == TRITON
 
 
 def test_a_wish_that_cannot_be_met_is_refused(none_installed):
@@ -90,3 +110,18 @@ def test_a_wish_that_cannot_be_met_is_refused(none_installed):
     for wish in (AUTO, TORCH):
         check_wish(wish, "cpu")
         check_wish(wish, "cuda")
+
+
+def test_a_peer_without_its_kernels_is_refused(monkeypatch):
+    monkeypatch.setattr(backend, "installed", lambda name: True)
+    monkeypatch.setattr(backend, "usable", lambda name: False)
+    with pytest.raises(ConfigError, match="lacks the kernels.*nvidia-cutlass-dsl"):
+        check_wish(FLASHINFER, "cuda")
+    assert delta_prefill_backend(AUTO, CALL) == TRITON
+
+
+def test_a_peer_is_not_imported_where_it_is_not_installed(monkeypatch):
+    monkeypatch.setattr(backend, "installed", lambda name: False)
+    backend.usable.cache_clear()
+    assert not backend.usable(FLASHINFER)
+    backend.usable.cache_clear()

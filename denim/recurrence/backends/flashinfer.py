@@ -6,12 +6,26 @@ most of it idle.
 
 from __future__ import annotations
 
+import logging
+
 from torch import Tensor
 
 from denim.recurrence.backends.packed import Packed
 
+log = logging.getLogger("denim")
+
 LOG_DECAY = False
 OFFSETS_ALIGNMENT = 8  # bytes; its kernels read cu_seqlens in pairs
+
+
+def has_kernels() -> bool:
+    """Without the CuTe DSL (nvidia-cutlass-dsl) it installs and imports, but has no kernels of this rule."""
+    try:
+        from flashinfer import gdn_prefill
+    except ImportError as error:
+        log.warning("flashinfer is installed but does not import, and is left out: %s", error)
+        return False
+    return gdn_prefill.chunk_gated_delta_rule_sm90 is not None
 
 
 def run(packed: Packed) -> tuple[Tensor, Tensor]:
