@@ -38,10 +38,12 @@ def examine() -> dict[str, Any]:
     from denim.layers.fp8_linear import multiplies_blocks
     from denim.layers.linear import can_pack
     from denim.layers.paged_attention import attention_backend
-    from denim.recurrence.backend import PEERS, decode_backend, installed, prefill_backend
+    from denim.recurrence.backend import PEERS, decode_backend, faster_on, installed, prefill_backend
 
     memory = psutil.virtual_memory()
     device = choose_device("auto")
+    on_cuda = device.type == "cuda"
+    faster = faster_on(torch.cuda.get_device_capability(device)) if on_cuda else None
     return {
         "denim": denim.__version__,
         "python": platform.python_version(),
@@ -55,7 +57,8 @@ def examine() -> dict[str, Any]:
         "chosen_device": str(device),
         "decode_backend": decode_backend(device.type),
         "prefill_backend": prefill_backend(device.type),
-        "recurrence_peers": [name for name in PEERS if device.type == "cuda" and installed(name)],
+        "recurrence_peers": [name for name in PEERS if on_cuda and installed(name)],
+        "long_delta_prefill": {"backend": faster.peer, "tokens": faster.tokens} if faster else None,
         "attention_backend": attention_backend("auto", (), dtype=torch.bfloat16, device_type=device.type),
         "fp8_blocks": multiplies_blocks(device, torch.bfloat16),
         "cpu_bf16_packed": can_pack(torch.empty(1, 1, dtype=torch.bfloat16)),
@@ -92,9 +95,12 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _linear_layers(report: dict[str, Any]) -> str:
-    text = f"decode {report['decode_backend']}, prefill {report['prefill_backend']}"
-    peers = " or ".join(map(repr, report["recurrence_peers"]))
-    return f"{text}; recurrence_backend={peers} could take that of Gated DeltaNet" if peers else text
+    parts = [f"decode {report['decode_backend']}, prefill {report['prefill_backend']}"]
+    if long := report["long_delta_prefill"]:
+        parts.append(f"Gated DeltaNet's from {long['tokens']:,} tokens on {long['backend']}")
+    if peers := report["recurrence_peers"]:
+        parts.append(f"recurrence_backend could force {', '.join(peers)}")
+    return "; ".join(parts)
 
 
 def _version(name: str) -> str | None:

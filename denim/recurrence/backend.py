@@ -112,14 +112,19 @@ def prefill_backend(device_type: str, wish: str = AUTO) -> str:
     return decode_backend(device_type, wish)
 
 
+def faster_on(capability: tuple[int, int]) -> Faster | None:
+    """The peer that AUTO takes on a device of this capability, if one is usable."""
+    return next((m for m in MEASURED if m.capability == capability and usable(m.peer)), None)
+
+
 def delta_prefill_backend(wish: str, call: DeltaPrefill) -> str:
     """TRITON or one of PEERS: whose kernels take sequences through the gated delta rule where kernels run.
 
     A peer that is wished for, or (AUTO) that is in MEASURED, where it can do the call; else Triton.
     """
     if wish == AUTO:
-        faster = (m.peer for m in MEASURED if m.capability == call.capability and call.tokens >= m.tokens)
-        return next((peer for peer in faster if can(peer, call)), TRITON)
+        faster = faster_on(call.capability)
+        return faster.peer if faster and call.tokens >= faster.tokens and can(faster.peer, call) else TRITON
     return wish if wish in PEERS and can(wish, call) else TRITON
 
 

@@ -34,7 +34,9 @@ def test_text_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"FP8 blocks {kept}" in text
 
 
-def test_text_says_what_other_libraries_could_take() -> None:
-    report = examine() | {"recurrence_peers": ["flashqla", "fla"]}
-    text = dict(rows(report))["linear layers"]
-    assert text.endswith("recurrence_backend='flashqla' or 'fla' could take that of Gated DeltaNet")
+def test_text_says_what_other_libraries_take_and_could() -> None:
+    long = {"backend": "flashinfer", "tokens": 2048}
+    report = examine() | {"recurrence_peers": ["flashinfer", "fla"], "long_delta_prefill": long}
+    assert dict(rows(report))["linear layers"].endswith(
+        "; Gated DeltaNet's from 2,048 tokens on flashinfer; recurrence_backend could force flashinfer, fla"
+    )
