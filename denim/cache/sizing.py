@@ -87,15 +87,9 @@ def open_cache(
 
 
 def describe_cache(layout: ArenaLayout, num_slabs: int, policy: str, longest: int) -> str:
-    """The start-up line: what an otherwise empty arena holds, in prefixes of up to `longest` tokens; and when
-    there can be no hit."""
+    """The start-up line: what an otherwise empty arena holds, in prefixes of up to `longest` tokens."""
     if policy == "none":
         return "prefixes are not reused between requests (checkpoint_policy is none)"
-    if not can_hit(layout, num_slabs):
-        return (
-            "prefixes can never be reused: the arena has no room for a checkpoint beside one running request;"
-            " raise memory"
-        )
     lengths = [tokens for tokens in SHOWN_LENGTHS if tokens <= longest] or [longest]
     fits = {tokens: requests_that_fit(layout, num_slabs, tokens) for tokens in lengths}
     held = ", or ".join(f"{n:,} of {tokens:,} tokens" for tokens, n in fits.items() if n)

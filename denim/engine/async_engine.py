@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from denim.engine.cache_wishes import NO_WISHES, CacheWishes
+from denim.engine.cache_wishes import CacheWishes
 from denim.engine.core import EngineCore
 from denim.engine.log import show_log
 from denim.engine.options import EngineOptions
@@ -67,13 +67,17 @@ class AsyncEngine:
         request_id: str | None = None,
         *,
         priority: int = 0,
-        cache: CacheWishes = NO_WISHES,
+        cache_salt: str | None = None,
+        cache_control: Sequence[int] = (),
+        no_store: bool = False,
     ) -> AsyncIterator[StreamDelta]:
         """The request's deltas as they come. Leaving the iteration early, by `break` with `aclose` or by
         cancellation, aborts the request. `prompt` may have been read before (`read_chat`).
 
-        Raises RequestError when it cannot be served, EngineClosedError when the engine ends first.
+        `cache_salt`, `cache_control`, `no_store`: see `CacheWishes`. Raises RequestError when it cannot be
+        served, EngineClosedError when the engine ends first.
         """
+        cache = CacheWishes(cache_salt, cache_control, no_store)
         if isinstance(prompt, ReadPrompt):
             read = prompt
         else:  # long texts must not hold up the others

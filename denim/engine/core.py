@@ -15,7 +15,7 @@ from typing import Any
 
 from denim.cache.boundaries import chat_boundaries, marked_positions
 from denim.cache.prefix_cache import HasRoom, Namespace, PrefixCache
-from denim.cache.sizing import open_cache
+from denim.cache.sizing import can_hit, open_cache
 from denim.engine.cache_wishes import NO_WISHES, CacheWishes
 from denim.engine.capacity import describe
 from denim.engine.completion import Completion
@@ -94,6 +94,8 @@ class EngineCore:
             device,
             describe(spec, self.layout, capacity, options.checkpoint_policy),
         )
+        if options.checkpoint_policy != "none" and not can_hit(self.layout, capacity.num_slabs):
+            log.warning("prefixes can never be reused: no checkpoint fits beside a request; raise memory")
 
     def _open_books(self) -> None:
         """Bookkeeping of memory and requests, empty. The bytes of the arena stay where they are."""

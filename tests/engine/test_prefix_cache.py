@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from denim import LLM, AsyncEngine, RequestError, SamplingParams
-from denim.engine.cache_wishes import CacheWishes
 from tests.exactness.harness import tokens_of
 from tests.exactness.judge import Judge
 from tests.tiny import VOCAB
@@ -236,7 +235,7 @@ def test_the_async_engine(mute: tuple[Path, Judge]) -> None:
         hits = []
         async with AsyncEngine(mute[0], memory="8MiB", max_model_len=1024) as engine:
             for salt in ("a", "b", "a"):
-                async for _ in engine.generate(prompt, GREEDY, cache=CacheWishes(salt)):
+                async for _ in engine.generate(prompt, GREEDY, cache_salt=salt):
                     pass
                 hits.append((await engine.stats())["prefix"]["hit_tokens"])
             await engine.reset_prefix_cache()
@@ -282,3 +281,15 @@ def test_a_mark_on_a_message_is_a_position() -> None:
     question = {"role": "user", "content": "What does it say?"}
     (output,) = llm.chat([first, question], params)
     assert output.num_cached_tokens == mark
+
+
+def test_a_warning_when_there_can_be_no_hit(caplog: pytest.LogCaptureFixture) -> None:
+    """A slab of denim-tiny holds one slot: three of them are a request, a checkpoint and their pages."""
+
+    def warned(slabs: int, policy: str) -> bool:
+        caplog.clear()
+        LLM(device="cpu", memory=slabs * 408 * 1024, checkpoint_policy=policy)
+        return any("can never be reused" in record.getMessage() for record in caplog.records)
+
+    assert warned(2, "auto")
+    assert not warned(2, "none") and not warned(3, "auto")
