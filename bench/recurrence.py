@@ -66,14 +66,14 @@ def main() -> None:
                 measured += rows
                 print("\n".join(tables.lines(rows)), flush=True)
             print(f"({name}: {time.perf_counter() - begin:.0f} s)\n", flush=True)
-    if args.json is not None:
-        record = {
-            "environment": environment("cuda", PEER_PACKAGES),
-            "floors": limits._asdict(),
-            "rows": [row.as_json() for row in measured],
-            "errors": [error.as_json() for error in found],
-        }
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+            if args.json is not None:  # after every section: a run that is cut short leaves what it has
+                record = {
+                    "environment": environment("cuda", PEER_PACKAGES),
+                    "floors": limits._asdict(),
+                    "rows": [row.as_json() for row in measured],
+                    "errors": [error.as_json() for error in found],
+                }
+                args.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from torch import Tensor
 from bench.rules import peers
 from bench.rules.clock import Floors, in_place_multiply, microseconds, sets_of
 from bench.rules.tables import Row
+from denim.recurrence.arrivals import new_arrivals
 from denim.recurrence.deferred import Ring
 from denim.recurrence.kernels.delta_rule_step import delta_rule_step
 from denim.recurrence.kernels.gated_delta_step import gated_delta_step_fused
@@ -27,15 +28,15 @@ NORM_EPS = 1e-6
 HEADS = ((16, 16), (16, 32))  # key and value heads: Qwen3.5-0.8B, Qwen3.5-4B to 35B
 BATCHES = (1, 8, 64, 256)
 DEFERRED_BATCHES = (128, 256, 512)
-RING = 16  # records a slot
-MOST_SHARED_ROWS = 512  # as a layer has them
+RINGS = (4, 8, 16)  # records a slot
 
 
 class Step(NamedTuple):
     """Inputs of one step of a layer, `sets` of them; a set has B rows.
 
     projected: [sets, B, channels + Hv·d_v + 2·Hv] = [q | k | v | z | b | a]; slots: [sets, B]; state: [slots,
-    Hv, d, d]; window: [slots, W - 1, channels]; the rest is the layer's weights.
+    Hv, d, d]; window: [slots, W - 1, channels]; arrivals: a layer's counters, for
+    each set its own, since a step may begin before the end of the one before it; the rest is weights.
     """
 
     key_heads: int
@@ -48,7 +49,7 @@ class Step(NamedTuple):
     a_log: Tensor
     dt_bias: Tensor
     norm: Tensor
-    arrivals: Tensor
+    arrivals: list[Tensor]
 
     @property
     def channels(self) -> int:
@@ -89,7 +90,7 @@ def step_of(key_heads: int, value_heads: int, batch: int) -> Step:
         torch.empty(value_heads, device="cuda").uniform_(1, 16).log_(),
         torch.ones(value_heads, **place),
         torch.ones(DIM, device="cuda"),
-        torch.zeros(MOST_SHARED_ROWS, key_heads, dtype=torch.int32, device="cuda"),
+        [new_arrivals(key_heads, value_heads, "cuda") for _ in range(sets)],
     )
 
 
@@ -110,7 +111,7 @@ def fused(step: Step, i: int, ring: Ring | None = None, pending: Tensor | None =
         step.slots[i],
         step.window,
         step.state,
-        step.arrivals,
+        step.arrivals[i],
         ring=ring,
         pending=pending,
     )
@@ -181,7 +182,7 @@ def _gated_delta(floors: Floors, step: Step) -> Iterator[Row]:
 
 
 def deferred_rows(floors: Floors) -> Iterator[Row]:
-    """The fused step that writes every time beside the one that records RING updates and then writes.
+    """The fused step that writes every time beside the one that records updates and writes every L steps.
 
     Rows stand at different places of their rings, as in a running batch. The floor is that of a step which
     reads and writes the state.
@@ -197,7 +198,7 @@ def _deferred(floors: Floors, step: Step) -> Iterator[Row]:
     shape = f"{step.key_heads}/{step.value_heads} heads, batch {batch}"
     yield measured(section, shape, "write each", lambda i: fused(step, i), step.sets, floor)
     first = torch.arange(batch, device="cuda", dtype=torch.int32)
-    for length in (RING // 2, RING):
+    for length in RINGS:
         pending = [(first + p) % length for p in range(length)]
         cycle = partial(_cycle, step, _ring(step, length), pending)
         yield measured(section, shape, f"L = {length}", cycle, step.sets, floor, length)

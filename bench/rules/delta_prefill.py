@@ -22,7 +22,14 @@ from denim.recurrence.backends import gated_delta_by
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
 
-LENGTHS = ((512, 1), (2048, 1), (8192, 1), (32768, 1), (2048, 16))  # tokens of a sequence, sequences
+LENGTHS = (
+    (512, 1),
+    (2048, 1),
+    (4096, 1),
+    (8192, 1),
+    (32768, 1),
+    (2048, 16),
+)  # tokens of a sequence, sequences
 CHUNK = 64
 MOST_SETS = 8
 
