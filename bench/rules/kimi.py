@@ -12,11 +12,12 @@ from torch import Tensor
 
 from bench.rules import peers
 from bench.rules.clock import Floors
-from bench.rules.delta_decode import BATCHES, DIM, Step, measured, state_bytes, step_of
+from bench.rules.delta_decode import BATCHES, DIM, NORM_EPS, Step, measured, state_bytes, step_of
 from bench.rules.delta_prefill import CHUNK, LENGTHS, Prompt, delta_floor, prompt_of
 from bench.rules.tables import Row, prompt_shape
 from denim.recurrence.kernels.delta_rule_step import delta_rule_step
 from denim.recurrence.kernels.kimi_delta_chunks import kimi_delta_chunks
+from denim.recurrence.kernels.kimi_delta_step import kimi_delta_step_fused
 
 KIMI_HEADS = 32  # Kimi Linear
 
@@ -53,6 +54,17 @@ def _decode(floors: Floors, step: Step) -> Iterator[Row]:
         step.sets,
         floor,
     )
+    f, g = torch.randn(2, step.sets, batch, KIMI_HEADS * DIM, dtype=torch.bfloat16, device="cuda")
+    dt_bias = torch.full((KIMI_HEADS * DIM,), -2.0, device="cuda")
+
+    def fused(i: int) -> Tensor:
+        rows = step.projected[i, :, : step.channels], b[i, :, 0], f[i], g[i]
+        weights = (step.taps, step.a_log, dt_bias, step.norm, NORM_EPS)
+        return kimi_delta_step_fused(
+            *rows, *weights, step.slots[i], step.window, step.state, step.arrivals[i]
+        )
+
+    yield measured(section, shape, "fused step", fused, step.sets, floor)
     yield measured(
         section,
         shape,
