@@ -227,8 +227,6 @@ class Prefixes:
         ids = known_ids(request, reuse)
         head = ids[: request.computed]
         whole = head and len(head) == request.computed and reuse.state < 0
-        if whole and self._has_slots:  # updates that are only recorded would be lost
-            whole = self._arena.tag(request.slot) == (request.computed, 0)
         if whole and self.cache.policy.generation_end:
             node = self.cache.save(
                 reuse.namespace, head, request.pages, request.slot, GENERATION_END, reuse.lease

@@ -171,6 +171,21 @@ def test_aborted_while_it_saves(dense: Model, steps: int) -> None:
     assert core.stats()["slots"]["used"] == 0
 
 
+@pytest.mark.parametrize("answer_tokens", range(1, 9))
+def test_a_donated_state_with_recorded_updates(dense: Model, answer_tokens: int) -> None:
+    """With deferred writes the last updates may only be recorded; who begins there has them written first."""
+    core = core_of(dense, deferred_writes=4)
+    prompt = tokens_of(100, 0, VOCAB)
+    answer = ask(core, prompt, SamplingParams(temperature=0, max_tokens=answer_tokens, ignore_eos=True))
+    history = [*prompt, *answer.outputs[0].token_ids]
+    following = [history + tokens_of(10, seed, VOCAB) for seed in range(3)]
+    outputs = [core.requests[core.add(tokens, PARAMS)].output for tokens in following]
+    while core.has_work:
+        core.step()
+    for output in outputs:
+        assert judged(dense, output).num_cached_tokens == len(history) - 1
+
+
 def test_answers_are_reused_and_continued(dense: Model) -> None:
     """DS-04: the same prompt again does not go on behind the old answer; half of it given is continued."""
     core = core_of(dense)
