@@ -11,9 +11,12 @@ from typing import NamedTuple
 
 from denim.spec.model import ModelSpec
 
-# A longer ring costs memory for ever less traffic: the shortest within this share of the least is taken.
-ENOUGH = 0.02
-LONGEST = 32
+# A longer ring costs memory for ever less traffic: the shortest within this share of the least is taken. A
+# record also costs more time than its bytes (as much as three times, on an H200), so the share is not small.
+ENOUGH = 0.06
+LONGEST = 33
+# Kernels take records by powers of two, and the step that fills a ring writes the state in place of one.
+LENGTHS = (2, 3, 5, 9, 17, LONGEST)
 
 
 class DeferredCost(NamedTuple):
@@ -49,11 +52,12 @@ def deferred_cost(spec: ModelSpec, length: int) -> DeferredCost | None:
 
 
 def ring_length(spec: ModelSpec) -> int:
-    """The L to take: the shortest whose traffic is within `ENOUGH` of the least; 0 if no layer defers.
+    """The L to take: the shortest of `LENGTHS` whose traffic is within `ENOUGH` of the least; 0 if no layer
+    defers.
 
     The least lies near sqrt(2 state / record): 11 for heads of 128 x 128 in fp32 with a decay a head.
     """
-    costs = [cost for length in range(2, LONGEST + 1) if (cost := deferred_cost(spec, length))]
+    costs = [cost for length in LENGTHS if (cost := deferred_cost(spec, length))]
     if not costs:
         return 0
     enough = (1 + ENOUGH) * min(cost.step_bytes for cost in costs)

@@ -34,11 +34,14 @@ def test_ring_of_one_saves_nothing() -> None:
 
 
 def test_length() -> None:
-    """Beyond the length that is taken little is left to gain; for a decay a channel records are larger."""
+    """Beyond the length that is taken little is left to gain; where records are larger, less."""
     spec = illustrative()
-    assert ring_length(spec) == 8
     kimi = Layer(KimiDelta(32, 128, 128, 4, 128, 128), spec.layers[0].ffn)
-    assert ring_length(replace(spec, layers=(kimi, spec.layers[3]))) == 6
+    for model in (spec, replace(spec, layers=(kimi, spec.layers[3]))):
+        assert ring_length(model) == 5
+        gains = {length: deferred_cost(model, length).gain for length in (3, 5, 9, 17)}
+        assert gains[3] < gains[5] < gains[9] < 1.06 * gains[5]
+        assert gains[17] < 1.06 * gains[5]
 
 
 def test_rules_that_do_not_defer() -> None:

@@ -22,28 +22,21 @@ from denim.recurrence.arrivals import spreads
 from denim.recurrence.kernels.delta_tile import Tiling, load
 
 # As measured on an H200, for heads of 128 x 128.
-SPREAD = Tiling(32, 4)
-WHOLE = Tiling(128, 4, inner=64)
+SPREAD = Tiling(16, 2)
+SPREAD_MORE = Tiling(32, 4)  # for more states than that chip has processors
+PROCESSORS = 132
+WHOLE = Tiling(128, 4)
 
 LINE = tl.constexpr(32)  # numbers of a cache line of 128 bytes in fp32; a narrower dtype is asked for twice
 
 
-# Programs with a whole state that an H200 runs at once, two on each of 132 processors.
-AT_ONCE = 0
-
-
-def rows_ahead(tiling: Tiling, value_dim: int, heads: int) -> int:
-    """How many rows behind its own a program, one of `heads` of its row, asks for a state that others will
-    read when it is done: so many run at once. 0 where states are spread, and all run at once anyway."""
-    return AT_ONCE // heads if tiling.splits(value_dim) == 1 else 0
-
-
-def tiling_of(rows: int, value_heads: int, value_dim: int) -> Tiling:
-    """How a step of so many rows lays out its states."""
+def tiling_of(rows: int, value_heads: int, value_dim: int, whole: Tiling = WHOLE) -> Tiling:
+    """How a step of so many rows lays out its states. whole: for many rows, where one program takes them
+    whole; with more warps where d_v has more rows."""
     if spreads(rows, value_heads):
-        return SPREAD.within(value_dim)
-    whole = triton.next_power_of_2(value_dim)
-    return WHOLE._replace(rows=whole, warps=WHOLE.warps * max(1, whole // WHOLE.rows))
+        return (SPREAD if rows * value_heads <= PROCESSORS else SPREAD_MORE).within(value_dim)
+    padded = triton.next_power_of_2(value_dim)
+    return whole._replace(rows=padded, warps=whole.warps * max(1, padded // whole.rows))
 
 
 @triton.jit
@@ -58,15 +51,6 @@ def fetch(ptr, at, stride: tl.constexpr, rows: tl.constexpr):
             is_pure=False,
             pack=1,
         )
-
-
-@triton.jit
-def fetch_ahead(slots_ptr, state_ptr, state_stride, at, row, ahead: tl.constexpr):
-    """Asks for the lines `at` of the state of the row `ahead` rows behind `row`."""
-    if row + ahead < tl.num_programs(2):
-        slot = tl.load(slots_ptr + row + ahead)
-        if slot >= 0:
-            fetch(state_ptr + slot * state_stride, at, 0, 1)
 
 
 @triton.jit

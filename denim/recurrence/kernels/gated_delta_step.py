@@ -29,14 +29,13 @@ from denim.recurrence.kernels.delta_tile import (
     tile_offsets,
 )
 from denim.recurrence.kernels.fused_delta import (
+    WHOLE,
     arrive,
     convolve,
     fetch,
-    fetch_ahead,
     gated_norm,
     lines,
     norm_stored,
-    rows_ahead,
     store_window,
     tiling_of,
 )
@@ -50,6 +49,9 @@ from denim.recurrence.kernels.update_ring import (
     ring_lengths,
     with_records,
 )
+
+# As measured on an H200: with records a program has no registers left for wider pieces of a state.
+WHOLE_WRITTEN = Tiling(128, 4, inner=64)
 
 
 @triton.jit
@@ -92,7 +94,6 @@ def _step(
     length: tl.constexpr,
     levels: tl.constexpr,
     overlap: tl.constexpr,
-    ahead: tl.constexpr,
 ):
     # A program takes one value head, or one after the other all of a key head that it has for itself.
     taken: tl.constexpr = group if splits == 1 else 1
@@ -127,18 +128,12 @@ def _step(
         key_lines = lines(0, key_dim, parts * inner)
         v_lines = tl.minimum(v_at, value_dim - 1)
         state_lines = v_lines[:, None] * key_dim + key_lines[None, :]
-        fetch(
-            state + first_head * (value_dim * key_dim), v_lines[:, None] * key_dim + key_lines[None, :], 0, 1
-        )
+        fetch(state + first_head * (value_dim * key_dim), state_lines, 0, 1)
         fetch(taps_ptr, head * key_dim + key_lines, channels, width)
         fetch(taps_ptr, keys + head * key_dim + key_lines, channels, width)
         fetch(window, head * key_dim + key_lines, channels, width - 1)
         fetch(window, keys + head * key_dim + key_lines, channels, width - 1)
         fetch(window, 2 * keys + first_head * value_dim + v_lines, channels, width - 1)
-        if ahead > 0:
-            for i in tl.static_range(taken):
-                at = (first_head + i) * (value_dim * key_dim) + state_lines
-                fetch_ahead(slots_ptr, state_ptr, state_stride, at, row, ahead)
         tl_cuda.gdc_wait()
         tl_cuda.gdc_launch_dependents()
 
@@ -259,13 +254,14 @@ def gated_delta_step_fused(
     assert projected.stride(1) == 1 and window.stride(1) == window.shape[2] and state[0].is_contiguous()
     assert arrivals.is_contiguous() and conv_taps.is_contiguous()
     group = value_heads // key_heads
-    tiling = tiling or tiling_of(rows, value_heads, value_dim)
+    tiling = tiling or tiling_of(rows, value_heads, value_dim, WHOLE_WRITTEN if ring is None else WHOLE)
     splits = tiling.splits(value_dim)
     assert splits == 1 or rows <= len(arrivals)
     parts, inner = tiling.parts(key_dim)
     out = torch.empty(rows, value_heads * value_dim, dtype=projected.dtype, device=projected.device)
     partial = torch.empty(out.shape if splits > 1 else 0, dtype=torch.float32, device=out.device)
-    overlap = overlaps(out.device)
+    # Whole heads run in waves, and their programs wait for the memory anyway: asking early only asks twice.
+    overlap = splits > 1 and overlaps(out.device)
     _step[(splits, key_heads if splits == 1 else value_heads, rows)](
         projected,
         projected.stride(0),
@@ -299,7 +295,6 @@ def gated_delta_step_fused(
         padded_value_dim=triton.next_power_of_2(value_dim),
         **ring_lengths(ring),
         overlap=overlap,
-        ahead=rows_ahead(tiling, value_dim, key_heads),
         num_warps=tiling.warps,
         **launch_options(overlap),
     )

@@ -32,11 +32,9 @@ from denim.recurrence.kernels.fused_delta import (
     arrive,
     convolve,
     fetch,
-    fetch_ahead,
     gated_norm,
     lines,
     norm_stored,
-    rows_ahead,
     store_window,
     tiling_of,
 )
@@ -106,7 +104,6 @@ def _step(
     length: tl.constexpr,
     levels: tl.constexpr,
     overlap: tl.constexpr,
-    ahead: tl.constexpr,
 ):
     keys: tl.constexpr = heads * key_dim
     values: tl.constexpr = heads * value_dim
@@ -143,9 +140,6 @@ def _step(
         fetch(window, head * key_dim + key_lines, channels, width - 1)
         fetch(window, keys + head * key_dim + key_lines, channels, width - 1)
         fetch(window, 2 * keys + head * value_dim + v_lines, channels, width - 1)
-        if ahead > 0:
-            at = head * (value_dim * key_dim) + state_lines
-            fetch_ahead(slots_ptr, state_ptr, state_stride, at, row, ahead)
         tl_cuda.gdc_wait()
         tl_cuda.gdc_launch_dependents()
 
@@ -299,7 +293,6 @@ def kimi_delta_step_fused(
         padded_value_dim=triton.next_power_of_2(value_dim),
         **ring_lengths(ring),
         overlap=overlap,
-        ahead=rows_ahead(tiling, value_dim, heads),
         num_warps=tiling.warps,
         **launch_options(overlap),
     )
