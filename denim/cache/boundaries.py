@@ -8,22 +8,39 @@ later, and the longest common prefix of tokens is what later turns share.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from denim.cache.tree import common_length
 from denim.errors import RequestError
 
 Message = Mapping[str, Any]
-Render = Callable[[list[Message]], list[int]]
-"""Messages to token ids, without a generation prompt; RequestError where the template refuses them."""
 
 TEXTS = ("Yes.", "0")
 """Of dummy messages. Two that begin with different tokens: what both agree on does not depend on the text."""
 
 SYSTEM_ROLES = ("system", "developer")
 
+AHEAD = 256
+"""Characters behind the place where two texts part that are tokenised with it: more than a token has."""
 
-def chat_boundaries(render: Render, messages: Sequence[Message], prompt: Sequence[int]) -> list[int]:
-    """Positions of `prompt`, the rendered `messages`, at which checkpoints pay, in order; 0 is left out.
+
+class ChatText(NamedTuple):
+    """A rendered conversation, and how its model renders and tokenises.
+
+    render: messages to text, without a generation prompt; RequestError where the template refuses them.
+    encode: text to token ids. specials: texts of special tokens that the prompt has; a tokenizer cuts a text
+    at each of them before it does anything else, so what lies between two of them can be tokenised by itself.
+    """
+
+    text: str
+    tokens: Sequence[int]
+    render: Callable[[list[Message]], str]
+    encode: Callable[[str], list[int]]
+    specials: Sequence[str] = ()
+
+
+def chat_boundaries(chat: ChatText, messages: Sequence[Message]) -> list[int]:
+    """Positions of the prompt, the rendered `messages`, at which checkpoints pay, in order; 0 is left out.
 
     The end of the system part, which other conversations share; and the place where this conversation, after
     an answer and a new user message, leaves the prompt. Where the template strips thinking that is the opener
@@ -37,29 +54,53 @@ def chat_boundaries(render: Render, messages: Sequence[Message], prompt: Sequenc
         [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": text}]
         for text in TEXTS
     ]
-    found = {_shared(render, variants, prompt) for variants in (system, later)}
-    return sorted(position for position in found if 0 < position < len(prompt))
+    return _inside(chat, {_shared(chat, variants) for variants in (system, later)})
 
 
-def marked_positions(render: Render, messages: Sequence[Message], prompt: Sequence[int]) -> list[int]:
-    """Ends of the messages that carry `cache_control`, as positions of `prompt`: what the conversation up to
-    there shares with it."""
-    found = {
-        _shared(render, [list(messages[: place + 1])], prompt)
-        for place, message in enumerate(messages)
-        if message.get("cache_control")
-    }
-    return sorted(position for position in found if 0 < position < len(prompt))
+def marked_positions(chat: ChatText, messages: Sequence[Message]) -> list[int]:
+    """Ends of the messages that carry `cache_control`, as positions of the prompt: what the conversation up
+    to there shares with it."""
+    marked = [place for place, message in enumerate(messages) if message.get("cache_control")]
+    return _inside(chat, {_shared(chat, [list(messages[: place + 1])]) for place in marked})
 
 
-def _shared(render: Render, variants: list[list[Message]], prompt: Sequence[int]) -> int:
+def _inside(chat: ChatText, positions: set[int]) -> list[int]:
+    return sorted(position for position in positions if 0 < position < len(chat.tokens))
+
+
+def _shared(chat: ChatText, variants: list[list[Message]]) -> int:
     """Tokens that the prompt shares with all of `variants`; 0 when the template refuses one."""
-    shared = len(prompt) if variants else 0
+    shared = len(chat.tokens) if variants else 0
     for messages in variants:
         try:
-            tokens = render(messages)
+            text = chat.render(messages)
         except RequestError:
             return 0
-        length = min(shared, len(tokens))
-        shared = next((at for at in range(length) if tokens[at] != prompt[at]), length)
+        shared = min(shared, _shared_with(chat, text))
     return shared
+
+
+def _shared_with(chat: ChatText, other: str) -> int:
+    """Tokens that the prompt shares with another text.
+
+    Only the surroundings of the place where the texts part are tokenised, from the last special token before
+    it on, and what is shorter of the rest of the prompt: a history of 32k tokens takes tens of milliseconds.
+    """
+    parting = common_length(chat.text, other, 0)
+    begin = max((chat.text.rfind(special, 0, parting) for special in chat.specials), default=0)
+    begin = max(0, begin)
+    before, behind = chat.text[:begin], chat.text[begin:]
+    if len(before) < len(behind):
+        first = len(chat.encode(before)) if before else 0
+    else:
+        first = len(chat.tokens) - len(chat.encode(behind))
+    mine, theirs = (chat.encode(text[begin : parting + AHEAD]) for text in (chat.text, other))
+    length = _common(mine, theirs)
+    if list(chat.tokens[first : first + length]) == mine[:length]:
+        return first + length
+    return _common(chat.tokens, chat.encode(other))  # this tokenizer does not cut there
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    length = min(len(a), len(b))
+    return next((at for at in range(length) if a[at] != b[at]), length)

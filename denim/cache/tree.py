@@ -243,8 +243,8 @@ class PrefixTree:
                 self._arena.expect(node.checkpoint.slot, node.end)
 
 
-def common_length(edge: Tokens, tokens: Tokens, at: int) -> int:
-    """How many tokens of `edge` agree with `tokens` from position `at`. O(length) by whole slices."""
+def common_length(edge: Tokens | str, tokens: Tokens | str, at: int) -> int:
+    """How many tokens (characters) of `edge` agree with `tokens` from position `at`. O(length) by slices."""
     high = min(len(edge), len(tokens) - at)
     if edge[:high] == tokens[at : at + high]:
         return high

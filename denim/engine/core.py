@@ -13,7 +13,7 @@ from itertools import count
 from numbers import Integral
 from typing import Any
 
-from denim.cache.boundaries import chat_boundaries, marked_positions
+from denim.cache.boundaries import ChatText, chat_boundaries, marked_positions
 from denim.cache.prefix_cache import HasRoom, Namespace, PrefixCache
 from denim.cache.sizing import can_hit, open_cache
 from denim.engine.cache_wishes import NO_WISHES, CacheWishes
@@ -156,17 +156,20 @@ class EngineCore:
         """The prompt of a conversation, with the positions that its next turn will share; from any thread.
         `template_options` go to the chat template. Raises RequestError."""
         tokenizer = need_tokenizer(self.tokenizer, "A chat")
-        tokens = tokenizer.apply_chat_template(messages, **template_options)
-        read = self.read(tokens)
+        text = tokenizer.render_chat(messages, **template_options)
+        read = self.read(tokenizer.encode(text, add_special_tokens=False))
         if self.options.checkpoint_policy != "auto":
             return read
-
-        def render(later: list[Message]) -> list[int]:
-            return tokenizer.apply_chat_template(later, add_generation_prompt=False, **template_options)
-
+        specials = tokenizer.special_ids.intersection(read.tokens)
+        chat = ChatText(
+            text,
+            read.tokens,
+            render=lambda later: tokenizer.render_chat(later, False, **template_options),
+            encode=lambda part: tokenizer.encode(part, add_special_tokens=False),
+            specials=[tokenizer.decode_one(token) for token in specials],
+        )
         return read._replace(
-            boundaries=chat_boundaries(render, messages, tokens),
-            marks=marked_positions(render, messages, tokens),
+            boundaries=chat_boundaries(chat, messages), marks=marked_positions(chat, messages)
         )
 
     def add(

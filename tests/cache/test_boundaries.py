@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from denim.cache.boundaries import chat_boundaries
+from denim.cache.boundaries import ChatText, chat_boundaries, marked_positions
 from denim.errors import RequestError
 
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>\n"
@@ -37,10 +37,16 @@ def ids(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-def boundaries(messages: list[Any], **template: Any) -> tuple[str, list[int]]:
+def chat_of(messages: list[Any], **template: Any) -> ChatText:
     prompt = qwen(generation=True, **template)(messages)
-    later = qwen(**template)
-    return prompt, chat_boundaries(lambda m: ids(later(m)), messages, ids(prompt))
+    return ChatText(prompt, ids(prompt), qwen(**template), ids, specials=[OPEN, CLOSE[:-1]])
+
+
+def boundaries(messages: list[Any], **template: Any) -> tuple[str, list[int]]:
+    chat = chat_of(messages, **template)
+    found = chat_boundaries(chat, messages)
+    assert chat_boundaries(chat._replace(specials=[]), messages) == found, "the short way is another"
+    return chat.text, found
 
 
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -85,7 +91,45 @@ def test_in_a_tool_loop_it_is_the_opener_behind_the_last_user_message() -> None:
 
 
 def test_a_template_that_refuses_the_dummies_names_nothing() -> None:
-    def render(messages: list[Any]) -> list[int]:
+    def render(messages: list[Any]) -> str:
         raise RequestError("roles must alternate")
 
-    assert chat_boundaries(render, [SYSTEM, USER], [1, 2, 3]) == []
+    chat = chat_of([SYSTEM, USER])._replace(render=render)
+    assert chat_boundaries(chat, [SYSTEM, USER]) == []
+
+
+def test_marks_are_ends_of_messages() -> None:
+    marked = {**USER, "cache_control": {"type": "ephemeral"}}
+    messages = [SYSTEM, marked, {"role": "assistant", "content": "yes"}, USER]
+    chat = chat_of(messages)
+    assert marked_positions(chat, messages) == [chat.text.index(OPEN + "assistant")]
+    assert marked_positions(chat, [SYSTEM, USER]) == []
+
+
+def test_only_the_surroundings_are_tokenised() -> None:
+    """A long history is not tokenised again for every turn."""
+    history = [SYSTEM]
+    for turn in range(200):
+        history += [
+            {"role": "user", "content": f"question {turn}"},
+            {"role": "assistant", "content": "x" * 80},
+        ]
+    history.append(USER)
+    chat = chat_of(history)
+    encoded: list[int] = []
+    counting = chat._replace(encode=lambda text: encoded.append(len(text)) or ids(text))
+    assert chat_boundaries(counting, history) == chat_boundaries(chat, history)
+    assert sum(encoded) < len(chat.text) / 5
+
+
+def test_a_tokenizer_that_does_not_cut_at_special_tokens() -> None:
+    """Pairs of characters, counted from the beginning: then everything is tokenised."""
+
+    def pairs(text: str) -> list[int]:
+        return [hash(text[at : at + 2]) for at in range(0, len(text), 2)]
+
+    messages = [SYSTEM, USER]
+    prompt = qwen(generation=True)(messages)
+    chat = ChatText(prompt, pairs(prompt), qwen(), pairs, specials=[OPEN, CLOSE[:-1]])
+    system_end, opener = prompt.index("hello"), prompt.index("<think>")
+    assert chat_boundaries(chat, messages) == [system_end // 2, opener // 2]
