@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from denim.recurrence.kernels.delta_pass import TABLE
+from denim.recurrence.kernels.delta_walk import TABLE
 
 BLOCK = 16  # the least that tensor cores multiply
 CHANNELS = 32  # that a program takes at once

@@ -16,13 +16,13 @@ from torch import Tensor
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.decay import MIN_LOG_DECAY
 from denim.recurrence.kernels.delta_pass import (
-    TABLE,
     ChunkTerms,
     PassPlan,
     delta_pass,
     largest_chunk,
     plan_of,
 )
+from denim.recurrence.kernels.delta_walk import TABLE
 from denim.recurrence.kernels.triangular import inverse_of_unit_lower
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -88,17 +88,15 @@ def _inside(
         since = tl.cumsum(log_decay, 0)
         until = tl.sum(log_decay, 0) - since
         between = since[:, None] - since[None, :]
-    decay = tl.exp2(tl.minimum(between, 0.0))  # positive above the diagonal, where nothing is kept
+    decay = tl.where(token[:, None] >= token[None, :], tl.exp2(between), 0.0)
     tl.store(since_ptr + place * size + token, tl.exp2(since))
     tl.store(until_ptr + place * size + token, tl.exp2(tl.minimum(until, 0.0)))
 
     square = place * (size * size) + token[:, None] * size + token[None, :]
     scores = tl.dot(q, tl.trans(k), input_precision=precision) * scale
-    scores = tl.where(token[:, None] >= token[None, :], scores * decay, 0.0)
-    tl.store(scores_ptr + square, scores.to(scores_ptr.dtype.element_ty))
+    tl.store(scores_ptr + square, (scores * decay).to(scores_ptr.dtype.element_ty))
     lower = tl.dot(k, tl.trans(k), input_precision=precision) * beta[:, None]
-    lower = tl.where(token[:, None] > token[None, :], lower * decay, 0.0)
-    solve = inverse_of_unit_lower(lower, size, precision) * beta[None, :]
+    solve = inverse_of_unit_lower(lower * decay, size, precision) * beta[None, :]
     tl.store(solve_ptr + square, solve.to(solve_ptr.dtype.element_ty))
 
 
@@ -125,7 +123,7 @@ def gated_delta_chunks(
     the pass is cut, None: `plan_of`.
     Returns [T, Hv, d_v] in rows' dtype. bf16 rows: bf16 operands, fp32 sums; fp32 rows: IEEE fp32 throughout.
     """
-    heads, value_dim, key_dim = state.shape[1:]
+    heads, _, key_dim = state.shape[1:]
     keys = key_heads * key_dim
     size = max(16, triton.next_power_of_2(table.size))
     assert (
@@ -167,5 +165,5 @@ def gated_delta_chunks(
     k, q, values = rows[:, keys : 2 * keys], rows[:, :keys], rows[:, 2 * keys :]
     terms = ChunkTerms(solve, scores, k, q, k, since, until, None)
     if plan is None:
-        plan = plan_of(table, heads, value_dim, rows.dtype, rows.device)
+        plan = plan_of(table, state, rows.dtype)
     return delta_pass(terms, values, table, state, scale, plan)

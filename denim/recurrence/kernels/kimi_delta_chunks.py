@@ -15,13 +15,13 @@ from torch import Tensor
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.decay import MIN_LOG_DECAY
 from denim.recurrence.kernels.delta_pass import (
-    TABLE,
     ChunkTerms,
     PassPlan,
     delta_pass,
     largest_chunk,
     plan_of,
 )
+from denim.recurrence.kernels.delta_walk import TABLE
 from denim.recurrence.kernels.faded_products import faded_products
 from denim.recurrence.kernels.triangular import inverse_of_unit_lower
 
@@ -155,7 +155,7 @@ def kimi_delta_chunks(
     None means d_k ** -0.5. table.size is at most `largest_chunk`. plan: how the pass is cut, None: `plan_of`.
     Returns [T, H, d_v] in rows' dtype. bf16 rows: bf16 operands, fp32 sums; fp32 rows: IEEE fp32 throughout.
     """
-    heads, value_dim, key_dim = state.shape[1:]
+    heads, _, key_dim = state.shape[1:]
     size = max(16, triton.next_power_of_2(table.size))
     assert rows.stride(1) == 1 and b.stride(1) == 1 and f.stride(1) == 1 and size <= largest_chunk(rows.dtype)
     scale = key_dim**-0.5 if scale is None else scale
@@ -205,5 +205,5 @@ def kimi_delta_chunks(
     )
     terms = ChunkTerms(solve, scores, keys, queries, later, None, None, left)
     if plan is None:
-        plan = plan_of(table, heads, value_dim, rows.dtype, rows.device)
+        plan = plan_of(table, state, rows.dtype)
     return delta_pass(terms, rows[:, 2 * heads * key_dim :], table, state, scale, plan)

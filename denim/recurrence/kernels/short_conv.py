@@ -26,7 +26,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 # Of a program, which is one warp: 8 channels a thread are loads of 16 bytes.
 CHANNELS = 256
-TOKENS = 16
+TOKENS = 8
 
 
 @triton.jit

@@ -28,7 +28,8 @@ def _twice_as_large(inverse, lower, row, column, level: tl.constexpr, precision:
 
 @triton.jit
 def inverse_of_unit_lower(lower, size: tl.constexpr, precision: tl.constexpr):
-    """(I + lower)^-1 in fp32; lower: strictly lower triangular [size, size] fp32, size 16, 32 or 64.
+    """(I + lower)^-1 in fp32; lower: [size, size] fp32, 0 above its diagonal, which is not read; size 16, 32
+    or 64.
 
     By diagonal blocks of twice the size from step to step. With those of n rows inverted,
 
@@ -50,7 +51,8 @@ def inverse_of_unit_lower(lower, size: tl.constexpr, precision: tl.constexpr):
     diagonal = tl.sum(tl.where(of_row == of_column, squares, 0.0), 2)
     row = tl.arange(0, BLOCK)[None, :, None]
     column = tl.arange(0, BLOCK)[None, None, :]
-    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row >> 1 == column >> 1, diagonal, 0.0)
+    below = (row >> 1 == column >> 1) & (row > column)
+    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(below, diagonal, 0.0)
     for level in tl.static_range(1, 4):
         inverse = _twice_as_large(inverse, diagonal, row, column, level, precision)
 
