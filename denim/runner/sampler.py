@@ -207,7 +207,10 @@ def _choose(logits: Tensor, batch: _Batch, drawn: Sequence[int]) -> Tensor:
 
 def _uniforms(batch: _Batch, rows: Sequence[int], drawn: Sequence[int]) -> Tensor:
     numbers = [uniform(batch.states[row].seed, drawn[row]) for row in rows]
-    return torch.tensor(numbers, dtype=torch.float64, device=batch.device)[:, None]
+    host = torch.tensor(numbers, dtype=torch.float64)
+    if batch.device.type == "cuda":  # from pinned memory, or the host would wait for the device here
+        host = host.pin_memory()
+    return host.to(batch.device, non_blocking=True)[:, None]
 
 
 def _filtered(params: SamplingParams) -> bool:

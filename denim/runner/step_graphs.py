@@ -36,17 +36,15 @@ log = logging.getLogger("denim")
 # Decode rows between shapes, up to so many: a padded row costs its share of the products, a graph its
 # capture.
 _STRIDES = ((64, 8), (128, 16), (256, 32), (1 << 30, 64))
-# Tokens and decode rows of shapes with prefill; beside them, as many tokens as a step may have. Padding is
-# cheaper than the launches of an eager step up to 2048 tokens; above, a shape serves what nearly fills it.
-_PREFILL_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)
-_MIXED_TOKENS = (64, 256, 512, 1024, 2048)
-_ANY_FILL = 2048
-_LEAST_FILL = 0.9
-_PREFILL_ROWS = (0, 32)
-MOST_PREFILL_SPANS = 8
-# Chunks of a captured table beyond those of one sequence: every span may end with a part of a chunk, and
-# states that are wanted inside spans cut some more.
-_SPARE_CHUNKS = 3 * MOST_PREFILL_SPANS
+# Tokens of shapes with prefill; beside them, as many tokens as a step may have. Padding is cheaper than the
+# launches of an eager step. One prompt alone has shapes of its own, so that its pass is cut as it should be.
+_PROMPT_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)
+_MIXED_TOKENS = (64, 256, 512, 1024, 2048, 4096)
+_MIXED_ROWS = 32
+MOST_PREFILL_SPANS = 16
+# Chunks of a captured table beyond those of one sequence, for each span: it may end with a part of a chunk,
+# and states that are wanted inside it cut some more.
+_SPARE_CHUNKS = 3
 
 # Parts of a buffer begin at multiples of so many numbers, since kernels have a faster variant for pointers
 # that are multiples of 16 bytes, and another variant for any that are not.
@@ -60,10 +58,8 @@ class StepShape(NamedTuple):
     spans: int = 0
     tokens: int = 0
 
-    def serves(self, rows: int, spans: int, tokens: int) -> bool:
-        """Whether such a step fits, and wastes no more than an eager one would."""
-        fits = rows <= self.rows and spans <= self.spans and tokens <= self.tokens
-        return fits and (self.tokens <= _ANY_FILL or tokens >= _LEAST_FILL * self.tokens)
+    def holds(self, rows: int, spans: int, tokens: int) -> bool:
+        return rows <= self.rows and spans <= self.spans and tokens <= self.tokens
 
 
 class GraphOutput(NamedTuple):
@@ -85,12 +81,13 @@ def decode_shapes(most: int) -> list[StepShape]:
 
 def prefill_shapes(most_rows: int, most_tokens: int) -> list[StepShape]:
     """Shapes for steps with prefill, of at most so many decode rows, and tokens in all."""
-    shapes = []
-    for rows in sorted({*(size for size in _PREFILL_ROWS if size < most_rows), most_rows}):
-        sizes = _MIXED_TOKENS if rows else _PREFILL_TOKENS
-        tokens = sorted({*(size for size in sizes if size < most_tokens), most_tokens})
-        shapes += [StepShape(rows, MOST_PREFILL_SPANS, count) for count in tokens]
-    return shapes
+
+    def sizes(most: Sequence[int]) -> list[int]:
+        return sorted({*(size for size in most if size < most_tokens), most_tokens})
+
+    rows = sorted({min(_MIXED_ROWS, most_rows), most_rows})
+    alone = [StepShape(0, 1, tokens) for tokens in sizes(_PROMPT_TOKENS)]
+    return alone + [StepShape(n, MOST_PREFILL_SPANS, tokens) for n in rows for tokens in sizes(_MIXED_TOKENS)]
 
 
 @dataclass
@@ -112,7 +109,7 @@ class CapturedBatch(StepBatch):
         return self._chunk_tables[size]
 
     def most_chunks(self, size: int) -> int:
-        return -(-self.shape.tokens // size) + _SPARE_CHUNKS
+        return -(-self.shape.tokens // size) + _SPARE_CHUNKS * self.shape.spans
 
     def chunk_arrays(
         self,
@@ -185,7 +182,7 @@ class StepGraphs:
         step = arrange(spans, rows_before, page_size=self.page_size, paged=self.paged)
         behind = len(spans) - step.decode
         tokens = len(step.tokens) - step.decode
-        shape = next((shape for shape in self._graphs if shape.serves(step.decode, behind, tokens)), None)
+        shape = next((shape for shape in self._graphs if shape.holds(step.decode, behind, tokens)), None)
         if shape is None:
             return None
         graph, batch, output = self._graphs[shape]

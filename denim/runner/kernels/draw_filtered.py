@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_KEPT = 4096
+_KEPT = 16384
 _BLOCK = 4096
 _BINS = 128  # of the distance to the largest logit, for the choice of what is put together
 _BINS_A_NAT = 4
@@ -129,15 +129,22 @@ def _draw(
         bin = tl.minimum(-y * bins_a_nat, bins - 1.0).to(tl.int32)
         counts += tl.histogram(tl.where(at < vocab, tl.maximum(bin, 0), bins - 1), bins)
     everything = tl.sum(total, 0)
-    fits = tl.cumsum(counts, 0) <= most_kept
-    used_bins = tl.sum(fits.to(tl.int32), 0)  # the bins that are put together, from the largest on
+    # The bins that are put together, from the largest on: as few as surely decide, and no more than there is
+    # room for. Every value of bin b weighs at least exp(-(b + 1) / bins_a_nat).
+    top_p = tl.load(top_p_ptr + row)
+    so_far = tl.cumsum(counts, 0)
+    surely = tl.cumsum(counts * tl.exp(-(tl.arange(0, bins) + 1.0) / bins_a_nat) * unit, 0)
+    share = (top_p * everything.to(tl.float64)).to(tl.float32)
+    short = tl.where(top_k < vocab, so_far < top_k, surely < share)
+    used_bins = tl.sum(((so_far <= most_kept) & (so_far >= 0)).to(tl.int32), 0)
+    used_bins = tl.minimum(used_bins, tl.sum(short.to(tl.int32), 0) + 1)
 
     n = 0
     for first in range(0, vocab, block):
         at = first + lane
         y = _values(row_ptr, shift, at, vocab)
         bin = tl.minimum(-y * bins_a_nat, bins - 1.0).to(tl.int32)
-        keep = (at < vocab) & (tl.maximum(bin, 0) < used_bins) & (used_bins < bins)
+        keep = (at < vocab) & (tl.maximum(bin, 0) < used_bins)
         place = n + tl.cumsum(keep.to(tl.int32), 0) - 1
         tl.store(kept_ptr + place, y, mask=keep)
         tl.store(ids_ptr + place, at, mask=keep)
@@ -148,7 +155,6 @@ def _draw(
     kept_weight = tl.sum(tl.zeros([block], tl.int64), 0)
     for first in range(0, n, block):
         kept_weight += tl.sum(_weight(_values(kept_ptr, 0.0, first + lane, n), least, unit), 0)
-    top_p = tl.load(top_p_ptr + row)
     if top_k < vocab:
         enough = n >= top_k
     else:
