@@ -25,24 +25,17 @@ from denim.layers.kernels.split_keys import (
 )
 from denim.layers.paged_attention import AttentionShape, StepLimits
 
-# Segments' partial sums may take so much memory; where a step needs more, they are split less finely.
-SEGMENT_BYTES = 128 << 20
-# Units of decode rows that keep the device's memory busy: programs of the portable kernel, of which so many
-# share a
-# multiprocessor, and of the one for Hopper, which has one there and is never idle. Fewest and most keys of a
-# split: a
-# row alone is done sooner in small ones, a long row among short ones must not be the last. Measured on an
-# H200.
+# Programs of a multiprocessor for decode rows, of the portable kernel; the one for Hopper has one.
 PROGRAMS = 4
+# Units of all decode rows that keep the device's memory busy, and fewest and most keys of a split: a row alone is
+# done sooner in small ones, and a long row among short ones must not be the last. Measured on an H200.
 DECODE_UNITS, DECODE_SPLITS = 256, (128, 1024)
 HOPPER_UNITS, HOPPER_SPLITS = 128, (128, 2048)
 # Units that one row alone is cut into: each more is one more partial sum to add.
 DECODE_WAVE = 64
-# Units of one segment alone, a large device's 132 multiprocessors, and fewest keys of its splits: their
-# partial
-# sums are as large as a tile.
-SEGMENT_WAVE, SEGMENT_LEAST = 128, 512
-NO_MOST = 1 << 30
+# All segments together are units for a large device's 132 multiprocessors; partial sums are as large as a tile.
+SEGMENTS = Cut(128, 512, 1 << 30)
+SEGMENT_ROWS = 128  # of the largest tile
 
 
 class TritonAttention:
@@ -57,11 +50,11 @@ class TritonAttention:
             self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
             self.hopper = torch.cuda.get_device_capability(device)[0] == 9
         keys = limits.pages * page_size
-        self.floats = max(
-            SEGMENT_BYTES // torch.float32.itemsize,
-            *(decode_floats(shape, rows, keys) for shape in shapes for rows in range(1, limits.spans + 1)),
-        )
-        self.workspace = Workspace.of(self.floats, device)
+        floats = [kept_floats(kept_units(SEGMENTS), SEGMENT_ROWS, shape.dim) for shape in shapes]
+        floats += [
+            decode_floats(shape, rows, keys) for shape in shapes for rows in range(1, limits.spans + 1)
+        ]
+        self.workspace = Workspace.of(max(floats), device)
 
     def plan(self, batch: StepBatch) -> None:
         """Nothing to do: the kernel reads the lengths."""
@@ -112,7 +105,7 @@ class TritonAttention:
         rows, spans = batch.num_decode, len(batch.kv_lens)
         shape = AttentionShape(q.shape[1], kv.shape[3], q.shape[2])
         if self._suits(q, kv):
-            from denim.layers.kernels.hopper_segments import ROWS, hopper_segments
+            from denim.layers.kernels.hopper_segments import hopper_segments
 
             hopper_segments(
                 q,
@@ -124,7 +117,7 @@ class TritonAttention:
                 scale,
                 self.workspace,
                 tokens=len(q) - rows,
-                cut=segment_cut(self.floats, ROWS.value, shape.dim, spans - rows),
+                cut=SEGMENTS,
                 out=out,
                 gate=gate,
             )
@@ -169,8 +162,8 @@ class TritonAttention:
             cut = decode_cut(spans, hopper=False)
             programs = PROGRAMS * self.multiprocessors
         else:
-            cut = segment_cut(self.floats, tiles.rows, shape.dim, spans)
-            programs = most_units(spans, tokens, shape.group, shape.num_kv_heads, tiles.rows, cut.wave)
+            cut = SEGMENTS
+            programs = most_units(spans, tokens, shape.group, shape.num_kv_heads, tiles.rows, cut)
         attend_pages(
             q,
             key,
@@ -205,16 +198,6 @@ def decode_floats(shape: AttentionShape, rows: int, keys: int) -> int:
         kept_floats(kept_decode_units(rows, keys, shape.num_kv_heads, cut), group, shape.dim)
         for cut in (decode_cut(rows, hopper=False), decode_cut(rows, hopper=True))
     )
-
-
-@cache
-def segment_cut(floats: int, rows: int, dim: int, spans: int) -> Cut:
-    """How finely each of so many segments is cut, in tiles of `rows` rows, when a workspace has `floats`
-    numbers."""
-    wave = SEGMENT_WAVE
-    while wave > 1 and floats < kept_floats(kept_units(spans, wave), rows, dim):
-        wave //= 2
-    return Cut(wave, SEGMENT_LEAST, NO_MOST)
 
 
 @cache

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from denim.layers.attention import Attention
 from denim.layers.batch import StepBatch
+from denim.layers.kernels.split_keys import Cut
 from denim.layers.latent_attention import LatentAttentionLayer
 from denim.layers.norm import RMSNorm
 from denim.layers.paged_attention import AttentionShape, StepLimits
 from denim.layers.rotary import Rotary
-from denim.layers.triton_attention import SEGMENT_BYTES, TritonAttention, decode_cut, segment_cut
+from denim.layers.triton_attention import TritonAttention, decode_cut
 from denim.spec.attention import FullAttention, LatentAttention
 from denim.spec.model import Rope
 from tests.batches import rows_of_pages
@@ -93,12 +94,9 @@ def test_latents(turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 def few_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs one program after the other, empty ones too."""
     if DEVICE == "cpu":
-        monkeypatch.setattr("denim.layers.triton_attention.SEGMENT_WAVE", 4)
-        segment_cut.cache_clear()
+        monkeypatch.setattr("denim.layers.triton_attention.SEGMENTS", Cut(4, 128, 1 << 30))
 
 
 def test_many_are_cut_less_finely_than_one() -> None:
-    waves = [segment_cut(SEGMENT_BYTES // 4, 128, 256, spans).wave for spans in (1, 16, 4096)]
-    assert waves[0] > waves[1] > waves[2] >= 1
     waves = [decode_cut(rows, hopper=hopper).wave for hopper in (False, True) for rows in (1, 16, 512)]
     assert waves[0] > waves[1] > waves[2] == 1 and waves[3] > waves[4] > waves[5] == 1

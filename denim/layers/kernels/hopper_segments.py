@@ -322,6 +322,7 @@ def _segments(
     own = q_end - gl.load(q_indptr_ptr + n, mask=there, other=0)
     lengths = gl.load(kv_lens_ptr + n, mask=there, other=0)
     tiles = gl.where(lengths > 0, (own * group + ROWS - 1) // ROWS, 0)
+    wave = gl.maximum(wave // gl.maximum(gl.sum((tiles > 0).to(gl.int32), 0), 1), 1)  # of each span
     split = split_of(lengths, tiles, kv_heads, wave, least, most)
     splits_of_row = (lengths + split - 1) // split
     units = tiles * splits_of_row
@@ -442,7 +443,7 @@ def hopper_segments(
     rows, page_stride = page_rows(kv)
     gated = gate is not None
     gate = out if gate is None else gate
-    _segments[(most_units(spans, tokens, group, kv_heads, ROWS.value, cut.wave),)](
+    _segments[(most_units(spans, tokens, group, kv_heads, ROWS.value, cut),)](
         rows,
         q,
         gate,

@@ -142,24 +142,24 @@ def _merged(
     total = tl.zeros([merge_rows], tl.float32)
     acc = tl.zeros([merge_rows, block_d], tl.float32)
     for j0 in range(0, splits, merge_splits):
-        j = j0 + tl.arange(0, merge_splits)
-        at = (first + j * kv_heads).to(tl.int64)[:, None] * kept_rows + r[None, :]
-        kept = (j < splits)[:, None] & here[None, :]
-        j_top = tl.load(stats_ptr + at * 2, mask=kept, other=float("-inf"), cache_modifier=".cg")
-        j_total = tl.load(stats_ptr + at * 2 + 1, mask=kept, other=0.0, cache_modifier=".cg")
-        j_acc = tl.load(
-            partial_ptr + at[:, :, None] * block_d + d[None, None, :],
-            mask=kept[:, :, None],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_top = tl.maximum(top, tl.max(j_top, 0))
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        fade = tl.exp2(top - shift)
-        j_fade = tl.exp2(j_top - shift[None, :])
-        total = total * fade + tl.sum(j_total * j_fade, 0)
-        acc = acc * fade[:, None] + tl.sum(j_acc * j_fade[:, :, None], 0)
-        top = new_top
+        for j in tl.static_range(merge_splits):
+            at = (first + (j0 + j) * kv_heads).to(tl.int64) * kept_rows + r
+            kept = here & (j0 + j < splits)
+            j_top = tl.load(stats_ptr + at * 2, mask=kept, other=float("-inf"), cache_modifier=".cg")
+            j_total = tl.load(stats_ptr + at * 2 + 1, mask=kept, other=0.0, cache_modifier=".cg")
+            j_acc = tl.load(
+                partial_ptr + at[:, None] * block_d + d[None, :],
+                mask=kept[:, None],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            new_top = tl.maximum(top, j_top)
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen no key yet
+            fade = tl.exp2(top - shift)
+            j_fade = tl.exp2(j_top - shift)
+            total = total * fade + j_total * j_fade
+            acc = acc * fade[:, None] + j_acc * j_fade[:, None]
+            top = new_top
     return acc / total[:, None]
 
 
@@ -209,6 +209,7 @@ def _paged_attention(
     merge_rows: tl.constexpr,
     merge_splits: tl.constexpr,
     shared: tl.constexpr,
+    decode: tl.constexpr,
     gated: tl.constexpr,
     precision: tl.constexpr,
     overlap: tl.constexpr,
@@ -223,6 +224,8 @@ def _paged_attention(
     q_end = tl.load(q_indptr_ptr + n + 1, mask=there, other=0)
     kv_len = tl.load(kv_lens_ptr + n, mask=there, other=0)
     tiles = cdiv((q_end - q_begin) * group, block_m)
+    if not decode:
+        wave = tl.maximum(wave // tl.maximum(tl.sum((kv_len > 0).to(tl.int32), 0), 1), 1)  # of each span
     split = split_of(kv_len, tiles, kv_heads, wave, least_split, most_split)
     splits_of_row = cdiv(kv_len, split)
     units = tiles * splits_of_row
@@ -405,6 +408,7 @@ def attend_pages(
         merge_rows=merge_rows,
         merge_splits=merge_splits,
         shared=v is k,
+        decode=decode,
         gated=gated,
         precision="ieee" if q.dtype == torch.float32 else "tf32",
         overlap=overlap,

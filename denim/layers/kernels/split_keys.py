@@ -54,24 +54,25 @@ class Workspace(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How finely spans are cut: into about `wave` units each, of least .. most keys."""
+    """How finely keys are cut: each decode row, or all segments together, into about `wave` units over all KV
+    heads, of least .. most keys."""
 
     wave: int
     least: int
     most: int
 
 
-def most_units(spans: int, tokens: int, group: int, kv_heads: int, rows: int, wave: int) -> int:
-    """No fewer than the units, over all KV heads, of `spans` spans with `tokens` tokens together, `group`
-    query heads to a KV head and `rows` rows to a tile, where splits may be as long as they like. A span of t
-    tiles has at most wave / (t · kv_heads) + 1 splits."""
-    return kv_heads * (tokens * group // rows + spans) + spans * wave
+def most_units(spans: int, tokens: int, group: int, kv_heads: int, rows: int, cut: Cut) -> int:
+    """No fewer than the units, over all KV heads, of `spans` segments with `tokens` tokens together, `group`
+    query heads to a KV head and `rows` rows to a tile, where splits may be as long as they like. A segment of
+    t tiles that is to be w units has at most w / (t · kv_heads) + 1 splits."""
+    return kv_heads * (tokens * group // rows + spans) + max(cut.wave, spans)
 
 
-def kept_units(spans: int, wave: int) -> int:
-    """No fewer than the units of so many segments that leave partial sums: only a span whose tiles are fewer
-    than `wave` is split at all."""
-    return spans * 2 * wave
+def kept_units(cut: Cut) -> int:
+    """No fewer than the units of segments that leave partial sums: one that is to be w units is split only if
+    its tiles are fewer."""
+    return 2 * cut.wave
 
 
 def kept_decode_units(rows: int, keys: int, kv_heads: int, cut: Cut) -> int:
