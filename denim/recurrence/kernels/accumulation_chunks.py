@@ -28,12 +28,15 @@ from denim.recurrence.kernels.exponentials import LOG2_E
 # operands do not run on tensor cores and want few registers.
 CHUNK_TOKENS = {torch.float32: 16}
 DEFAULT_CHUNK_TOKENS = 64
-# Value channels of a program, and its threads.
+# Value channels of a program, and its warps.
 VALUE_BLOCK = 64
 WARPS = 4
-STAGES = 2
-# Programs that fill a device: 132 multiprocessors with two each.
-FILLING = 264
+# Chunks whose tokens are in shared memory at once, and what they and the state may take of the 227 KiB of a
+# multiprocessor. With three, a chunk is asked for a whole turn before it is computed, which is worth more than
+# a second program on the multiprocessor.
+STAGES, SHARED_BYTES = (3, 2), 180 << 10
+# Programs that fill a device: one for each of 132 multiprocessors.
+FILLING = 132
 # A segment is at least so many chunks: folding in another costs about as much as one chunk.
 LEAST_CHUNKS = 8
 
@@ -98,21 +101,20 @@ def _walk(
     v_mask = v_at < value_dim
     k_mask = k_at < key_dim
     step = tl.arange(0, tokens)
-    # The state lies transposed in registers: a product's transposed operand is read as keys lie in memory.
-    tile = v_at[None, :] * key_dim + k_at[:, None]
-    tile_mask = v_mask[None, :] & k_mask[:, None]
+    tile = v_at[:, None] * key_dim + k_at[None, :]
+    tile_mask = v_mask[:, None] & k_mask[None, :]
     size: tl.constexpr = value_dim * key_dim
     place = sequence.to(tl.int64) * segments * heads + head
     dtype = v_ptr.dtype.element_ty
 
-    s = tl.zeros([block_k, block_v], tl.float32)
+    s = tl.zeros([block_v, block_k], tl.float32)
     if (segment == 0) & ((last == end) | (not reads_out)):
         slot = tl.load(slot_in_ptr + sequence)
         if slot >= 0:
             s += tl.load(state_ptr + slot * state_stride + head * size + tile, mask=tile_mask, other=0.0)
         if not reads_out:
             tl.store(added_ptr + place * size + tile, s, mask=tile_mask)
-            s = tl.zeros([block_k, block_v], tl.float32)
+            s = tl.zeros([block_v, block_k], tl.float32)
     elif reads_out:
         s += tl.load(added_ptr + place * size + tile, mask=tile_mask, other=0.0)
         for i in range(1, segment + 1):
@@ -135,9 +137,12 @@ def _walk(
     if skip_ptr is not None:
         skip = tl.load(skip_ptr + head)
     faded = 0.0
+    # A chunk's place is read one turn ahead: its tokens are asked for while the one before it is computed.
+    at = tl.load(chunks_ptr + first * 3 + 1)
+    count = tl.load(chunks_ptr + first * 3 + 2)
     for chunk in tl.range(first, last, num_stages=stages):
-        at = tl.load(chunks_ptr + chunk * 3 + 1)
-        count = tl.load(chunks_ptr + chunk * 3 + 2)
+        next_at = tl.load(chunks_ptr + chunk * 3 + 4, mask=chunk + 1 < last, other=0)
+        next_count = tl.load(chunks_ptr + chunk * 3 + 5, mask=chunk + 1 < last, other=0)
         row = at.to(tl.int64)
         live = step < count
         k_live = live[:, None] & k_mask[None, :]
@@ -156,7 +161,7 @@ def _walk(
             onto = tl.where(live, onto, float("inf"))
         if reads_out:
             q = tl.load(q_ptr + row * qk_stride + qk_at, mask=k_live, other=0.0)
-            out = tl.dot(q, s.to(dtype), input_precision="ieee") * tl.exp2(since)[:, None]
+            out = tl.dot(q, tl.trans(s.to(dtype)), input_precision="ieee") * tl.exp2(since)[:, None]
             scores = tl.dot(q, tl.trans(k), input_precision="ieee")
             token = at + step
             past = token[:, None] >= token[None, :]
@@ -167,13 +172,15 @@ def _walk(
             target = out_ptr + row * (heads * value_dim) + out_at
             tl.store(target, out.to(out_ptr.dtype.element_ty), mask=v_live)
         weighted = (v.to(tl.float32) * tl.exp2(left - onto)[:, None]).to(dtype)
-        s = tl.dot(tl.trans(k), weighted, s * tl.exp2(left), input_precision="ieee")
+        s = tl.dot(tl.trans(weighted), k, s * tl.exp2(left), input_precision="ieee")
         faded += left
         if (save_ptr is not None) and reads_out:
             save = tl.load(save_ptr + chunk)
             if save >= 0:
                 saved = s.to(state_ptr.dtype.element_ty)
                 tl.store(state_ptr + save * state_stride + head * size + tile, saved, mask=tile_mask)
+        at = next_at
+        count = next_count
     if reads_out:
         if last == end:
             final = s.to(state_ptr.dtype.element_ty)
@@ -188,6 +195,15 @@ def _walk(
 def chunk_tokens(dtype: torch.dtype) -> int:
     """The `size` of the table that `accumulation_chunks` wants for inputs of this dtype."""
     return CHUNK_TOKENS.get(dtype, DEFAULT_CHUNK_TOKENS)
+
+
+def stages_of(tokens: int, block_k: int, block_v: int, itemsize: int) -> int:
+    """q and k are kept `stages` times, v once less, beside the state in the operands' dtype."""
+    for stages in STAGES:
+        kept = 2 * stages * tokens * block_k + (stages - 1) * tokens * block_v + block_k * block_v
+        if kept * itemsize <= SHARED_BYTES:
+            return stages
+    return 1
 
 
 def segments_of(table: ChunkTable, programs: int) -> int:
@@ -227,6 +243,8 @@ def accumulation_chunks(
     out = torch.empty(tokens, heads, value_dim, dtype=v.dtype, device=v.device)
     sequences = len(table.slot_in)
     block_v = max(16, min(VALUE_BLOCK, triton.next_power_of_2(value_dim)))
+    block_k = max(16, triton.next_power_of_2(key_dim))
+    size = max(16, triton.next_power_of_2(table.size))
     splits = triton.cdiv(value_dim, block_v)
     segments = segments_of(table, heads * splits)
     segment_chunks = triton.cdiv(table.longest, segments)
@@ -265,10 +283,10 @@ def accumulation_chunks(
             key_dim=key_dim,
             splits=splits,
             reads_out=reads_out,
-            tokens=max(16, triton.next_power_of_2(table.size)),
+            tokens=size,
             block_v=block_v,
-            block_k=max(16, triton.next_power_of_2(key_dim)),
-            stages=STAGES,
+            block_k=block_k,
+            stages=stages_of(size, block_k, block_v, v.element_size()),
             num_warps=WARPS,
         )
     return out

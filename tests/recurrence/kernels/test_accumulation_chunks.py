@@ -161,3 +161,9 @@ def test_segments_fill_the_device() -> None:
     assert segments([64 * kernel.LEAST_CHUNKS], 32) == 1  # too short
     assert segments([4096] * 16, 32) == 1  # enough programs
     assert segments([32768] + [64] * 7, 32) == segments([32768], 32)
+
+
+def test_stages_fit_shared_memory() -> None:
+    assert kernel.stages_of(64, 128, 64, 2) == 3  # Nemotron-H, MiniMax
+    assert kernel.stages_of(64, 256, 64, 2) == 2  # Falcon-H1
+    assert kernel.stages_of(64, 512, 64, 4) == 1
