@@ -106,8 +106,6 @@ def _step(
     head = first_head // group
     row = tl.program_id(2).to(tl.int64)
     slot = tl.load(slots_ptr + row)
-    if slot < 0:
-        return
     x_ptr = projected_ptr + row * projected_stride
     out_row = out_ptr + row * values
     partial_row = partial_ptr + row * values
@@ -125,17 +123,21 @@ def _step(
     k_channels = keys + q_channels
 
     if overlap:
-        key_lines = lines(0, key_dim, parts * inner)
-        v_lines = tl.minimum(v_at, value_dim - 1)
-        state_lines = v_lines[:, None] * key_dim + key_lines[None, :]
-        fetch(state + first_head * (value_dim * key_dim), state_lines, 0, 1)
-        fetch(taps_ptr, head * key_dim + key_lines, channels, width)
-        fetch(taps_ptr, keys + head * key_dim + key_lines, channels, width)
-        fetch(window, head * key_dim + key_lines, channels, width - 1)
-        fetch(window, keys + head * key_dim + key_lines, channels, width - 1)
-        fetch(window, 2 * keys + first_head * value_dim + v_lines, channels, width - 1)
+        # Whole heads run in waves, and wait for the memory anyway: asking early would only ask twice.
+        if splits > 1 and slot >= 0:
+            key_lines = lines(0, key_dim, parts * inner)
+            v_lines = tl.minimum(v_at, value_dim - 1)
+            state_lines = v_lines[:, None] * key_dim + key_lines[None, :]
+            fetch(state + first_head * (value_dim * key_dim), state_lines, 0, 1)
+            fetch(taps_ptr, head * key_dim + key_lines, channels, width)
+            fetch(taps_ptr, keys + head * key_dim + key_lines, channels, width)
+            fetch(window, head * key_dim + key_lines, channels, width - 1)
+            fetch(window, keys + head * key_dim + key_lines, channels, width - 1)
+            fetch(window, 2 * keys + first_head * value_dim + v_lines, channels, width - 1)
         tl_cuda.gdc_wait()
         tl_cuda.gdc_launch_dependents()
+    if slot < 0:
+        return
 
     q, q_columns = convolve(x_ptr, window, taps_ptr, q_channels, channels, width, k_mask)
     k, k_columns = convolve(x_ptr, window, taps_ptr, k_channels, channels, width, k_mask)
@@ -260,8 +262,7 @@ def gated_delta_step_fused(
     parts, inner = tiling.parts(key_dim)
     out = torch.empty(rows, value_heads * value_dim, dtype=projected.dtype, device=projected.device)
     partial = torch.empty(out.shape if splits > 1 else 0, dtype=torch.float32, device=out.device)
-    # Whole heads run in waves, and their programs wait for the memory anyway: asking early only asks twice.
-    overlap = splits > 1 and overlaps(out.device)
+    overlap = overlaps(out.device)
     _step[(splits, key_heads if splits == 1 else value_heads, rows)](
         projected,
         projected.stride(0),

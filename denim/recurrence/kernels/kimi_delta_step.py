@@ -111,8 +111,6 @@ def _step(
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     slot = tl.load(slots_ptr + row)
-    if slot < 0:
-        return
     x_ptr = qkv_ptr + row * qkv_stride
     gate_ptr = g_ptr + row * g_stride + head * value_dim
     out_head = out_ptr + row * values + head * value_dim
@@ -131,17 +129,20 @@ def _step(
     v_channels = 2 * keys + head * value_dim + v_at
 
     if overlap:
-        key_lines = lines(0, key_dim, parts * inner)
-        v_lines = tl.minimum(v_at, value_dim - 1)
-        state_lines = v_lines[:, None] * key_dim + key_lines[None, :]
-        fetch(state, state_lines, 0, 1)
-        fetch(taps_ptr, head * key_dim + key_lines, channels, width)
-        fetch(taps_ptr, keys + head * key_dim + key_lines, channels, width)
-        fetch(window, head * key_dim + key_lines, channels, width - 1)
-        fetch(window, keys + head * key_dim + key_lines, channels, width - 1)
-        fetch(window, 2 * keys + head * value_dim + v_lines, channels, width - 1)
+        if slot >= 0:
+            key_lines = lines(0, key_dim, parts * inner)
+            v_lines = tl.minimum(v_at, value_dim - 1)
+            state_lines = v_lines[:, None] * key_dim + key_lines[None, :]
+            fetch(state, state_lines, 0, 1)
+            fetch(taps_ptr, head * key_dim + key_lines, channels, width)
+            fetch(taps_ptr, keys + head * key_dim + key_lines, channels, width)
+            fetch(window, head * key_dim + key_lines, channels, width - 1)
+            fetch(window, keys + head * key_dim + key_lines, channels, width - 1)
+            fetch(window, 2 * keys + head * value_dim + v_lines, channels, width - 1)
         tl_cuda.gdc_wait()
         tl_cuda.gdc_launch_dependents()
+    if slot < 0:
+        return
 
     # Everything is asked for before anything is computed, the state at last: Triton lays out what comes of
     # several loads as the last one wants it.
