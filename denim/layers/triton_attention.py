@@ -27,8 +27,9 @@ from denim.layers.paged_attention import AttentionShape, StepLimits
 
 # Programs of a multiprocessor for decode rows, of the portable kernel; the one for Hopper has one.
 PROGRAMS = 4
-# Units of all decode rows that keep the device's memory busy, and fewest and most keys of a split: a row alone
-# is done sooner in small ones, and a long row among short ones must not be the last. Measured on an H200.
+# Units of all decode rows that keep the device's memory busy, and fewest and most keys of a split: a row
+# alone is done sooner in small ones, and a long row among short ones must not be the last. Measured on an
+# H200.
 DECODE_UNITS, DECODE_SPLITS = 256, (128, 1024)
 HOPPER_UNITS, HOPPER_SPLITS = 128, (128, 2048)
 # Units that one row alone is cut into: each more is one more partial sum to add.
