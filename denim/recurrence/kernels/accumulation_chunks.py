@@ -32,7 +32,7 @@ DEFAULT_CHUNK_TOKENS = 64
 VALUE_BLOCK = 64
 WARPS = 4
 # Chunks whose tokens are in shared memory at once, and what they and the state may take of the 227 KiB of a
-# multiprocessor. With three, a chunk is asked for a whole turn before it is computed, which is worth more than
+# multiprocessor. With three, a chunk is asked for a whole turn before it is computed, which gains more than
 # a second program on the multiprocessor.
 STAGES, SHARED_BYTES = (3, 2), 180 << 10
 # Programs that fill a device: one for each of 132 multiprocessors.
