@@ -15,6 +15,7 @@ The rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -216,13 +217,17 @@ class PrefixCache:
 
     # Reports
 
-    def only_cached(self) -> dict[str, list[int]]:
-        """Entries that only the cache holds, by class: what could be evicted. O(entries)."""
-        return {
-            name: [entry for entry, times in entries.items() if self._arena.holders(name, entry) == times]
-            for name, entries in self.tree.held().items()
-            if entries
-        }
+    def only_cached(self) -> dict[str, int]:
+        """Numbers of pages, slots and slabs that only the cache holds: what could be evicted. O(entries)."""
+        counts = {"slab": 0}
+        for name, entries in self.tree.held().items():
+            only = [entry for entry, times in entries.items() if self._arena.holders(name, entry) == times]
+            counts[name] = len(only)
+            if only:
+                per_slab = self._arena.layout.size_class(name).count
+                in_slab = Counter(entry // per_slab for entry in only)
+                counts["slab"] += sum(len(self._arena.held_in(slab)) == n for slab, n in in_slab.items())
+        return counts
 
     def stats(self) -> dict[str, Any]:
         """The account, and what stands in the tree now."""

@@ -11,7 +11,6 @@ the next span reads it there (`denim.scheduler.reuse.Reuse.state`).
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable
@@ -25,7 +24,7 @@ from denim.cache.tree import common_length
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT
 from denim.runner.plan import PageCopy, Span
-from denim.scheduler.request import UNKNOWN, Request
+from denim.scheduler.request import Request
 from denim.scheduler.reuse import Reuse
 
 
@@ -55,7 +54,7 @@ class Prefixes:
         reuse = request.reuse
         if self.cache is None or reuse is None or request.prompt_logprobs is not None:
             return None
-        return self.cache.find(reuse.namespace, known_ids(request, reuse))
+        return self.cache.find(reuse.namespace, reuse.known(request.tokens))
 
     def awaits(self, request: Request, hit: Hit | None, running: Iterable[Request]) -> bool:
         """Whether a running request is about to compute what this one shares with it: then this one waits,
@@ -63,14 +62,14 @@ class Prefixes:
         reuse = request.reuse
         if hit is None or reuse is None or self.cache is None or not self.cache.policy.generation_end:
             return False
-        ids = known_ids(request, reuse)
+        ids = reuse.known(request.tokens)
         for other in running:
             theirs = other.reuse
             if theirs is None or not theirs.store or theirs.namespace != reuse.namespace:
                 continue
             if other.key > request.key or other.computed >= other.num_prompt - 1 or theirs.lease is None:
                 continue
-            shared = common_length(known_ids(other, theirs), ids, 0)
+            shared = common_length(theirs.known(other.tokens), ids, 0)
             shared = min(shared, len(ids) - 1, other.num_prompt - 1)
             if shared - hit.position < self._chunk_size or shared <= other.computed:
                 continue
@@ -90,7 +89,7 @@ class Prefixes:
         if self.cache is None or reuse is None:
             return None
         first = reuse.lease is None
-        ids = known_ids(request, reuse)
+        ids = reuse.known(request.tokens)
         if hit is None:
             reuse.lease = self.cache.lease()
             position, seen = 0, 0
@@ -140,7 +139,7 @@ class Prefixes:
                 return
             slot = None
             if position > request.computed:
-                slot = self.cache.reserve(reuse.namespace, known_ids(request, reuse)[:position], kind)
+                slot = self.cache.reserve(reuse.namespace, reuse.known(request.tokens)[:position], kind)
             if slot is None:
                 del reuse.wanted[len(reuse.reserved)]
             else:
@@ -189,12 +188,17 @@ class Prefixes:
     # A request ends
 
     def finish(self, request: Request, reason: str) -> None:
-        """Before its memory is given back: what it has computed is kept, its slot as a checkpoint."""
+        """Before its memory is given back: what it has computed is kept, its slot as a checkpoint.
+
+        Of a request that failed nothing is kept, nor the checkpoint that it began from: should that be what
+        is wrong, nobody else is to fail for it.
+        """
         reuse = request.reuse
         if reuse is None or self.cache is None:
             return
         if reason == "error":
-            self._discard(reuse.saved)
+            began = reuse.lease.node if reuse.lease is not None else None
+            self._discard([*reuse.saved, *([] if began is None else [began])])
         elif reuse.store and reuse.lease is not None and request.computed and self._runs(request):
             self._donate(request, reuse)
             self._left[request.id] = reuse.saved
@@ -224,7 +228,7 @@ class Prefixes:
 
     def _donate(self, request: Request, reuse: Reuse) -> None:
         assert self.cache is not None and reuse.lease is not None
-        ids = known_ids(request, reuse)
+        ids = reuse.known(request.tokens)
         head = ids[: request.computed]
         whole = head and len(head) == request.computed and reuse.state < 0
         if whole and self.cache.policy.generation_end:
@@ -248,15 +252,7 @@ class Prefixes:
 
     def only_cached(self) -> dict[str, int]:
         """Numbers of pages, slots and slabs that only the cache holds. O(entries held)."""
-        if self.cache is None:
-            return {}
-        entries = self.cache.only_cached()
-        slabs = 0
-        for name, held in entries.items():
-            count = self._arena.layout.size_class(name).count
-            in_slab = Counter(entry // count for entry in held)
-            slabs += sum(len(self._arena.held_in(slab)) == n for slab, n in in_slab.items())
-        return {name: len(held) for name, held in entries.items()} | {"slab": slabs}
+        return {} if self.cache is None else self.cache.only_cached()
 
     def stats(self) -> dict[str, Any]:
         """See `denim.cache.account.Account.stats`."""
@@ -271,7 +267,7 @@ class Prefixes:
         assert self.cache is not None and reuse.lease is not None
         if slot >= 0:
             self._arena.expect(slot, position)
-        head = known_ids(request, reuse)[:position]
+        head = reuse.known(request.tokens)[:position]
         node = self.cache.save(reuse.namespace, head, request.pages, slot, kind, reuse.lease)
         if node is not None:
             reuse.saved.append(node)
@@ -288,14 +284,3 @@ class Prefixes:
         if entry >= 0:
             self._arena.release(name, [entry])
             setattr(reuse, held, -1)
-
-
-def known_ids(request: Request, reuse: Reuse) -> array[int]:
-    """The request's tokens up to the first that the host does not know yet."""
-    ids = reuse.ids
-    if len(ids) < len(request.tokens):
-        more = request.tokens[len(ids) :]
-        if UNKNOWN in more:
-            more = more[: more.index(UNKNOWN)]
-        ids.extend(more)
-    return ids

@@ -52,6 +52,15 @@ class Reuse:
         """Nothing is wanted, and the state lies in the request's own slot: so for nearly every decode row."""
         return self.state < 0 and not self.wanted
 
+    def known(self, tokens: list[int]) -> array[int]:
+        """The request's `tokens` in the cache's form, but for those at the end that the host does not know
+        yet (negative)."""
+        more = tokens[len(self.ids) :]
+        while more and more[-1] < 0:
+            more.pop()
+        self.ids.extend(more)
+        return self.ids
+
     def moved(self, name: str, targets: Mapping[int, int]) -> int:
         """Entries have new ids, old -> new. Returns how many of its own were among them."""
         if name != SLOT:

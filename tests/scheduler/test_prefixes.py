@@ -121,6 +121,17 @@ def test_nothing_of_a_request_that_failed_is_kept() -> None:
     assert run(engine, prompt_of(12)).reuse.cached == 0
 
 
+def test_a_checkpoint_that_lets_a_request_fail_goes() -> None:
+    """PH-01: what is wrong in the cache does not go on failing everybody who begins there."""
+    engine = engine_of()
+    run(engine, prompt_of(12))
+    failing = engine.add(prompt_of(12), 5)
+    engine.step()
+    assert failing.reuse.cached == 11
+    engine.scheduler.finish(failing.id, "error")
+    assert run(engine, prompt_of(12)).reuse.cached == 0
+
+
 def test_what_a_last_step_spoiled_can_be_discarded() -> None:
     """The step behind a request's last one wrote to the donated slot, and its outcome comes later."""
     engine = engine_of()
@@ -213,8 +224,9 @@ def test_memory_comes_back() -> None:
         engine.drain()
         cached = engine.scheduler.prefixes.cache.only_cached()
         stats = engine.arena.stats()
-        assert stats["pages"]["used"] == len(cached.get(PAGE, []))
-        assert stats["slots"]["used"] == len(cached.get(SLOT, []))
+        assert stats["pages"]["used"] == cached[PAGE]
+        assert stats["slots"]["used"] == cached[SLOT]
+        assert stats["slabs"]["used"] == cached["slab"]
     engine.check_exact()
     engine.check_empty()
 
