@@ -27,6 +27,7 @@ from denim.recurrence.kernels.delta_walk import join_segments, walk_chunks
 # Measured on an H200: fewer segments gain less than a second walk costs, shorter ones less than their join.
 LEAST_SEGMENTS = 3
 LEAST_SPAN = 8  # chunks
+LARGEST_JOINED = 128  # d_k of which a whole P [d_k, d_k], and the next, fit into shared memory
 
 
 class ChunkTerms(NamedTuple):
@@ -66,17 +67,16 @@ def largest_chunk(dtype: torch.dtype) -> int:
 def plan_of(table: ChunkTable, state: Tensor, dtype: torch.dtype) -> PassPlan:
     """How to cut the pass over states [slots, Hv, d_v, d_k], from numbers that the host knows."""
     heads, value_dim, key_dim = state.shape[1:]
-    if dtype == torch.float32:
-        rows, warps, stages = 32, 8, 1
-    elif key_dim > 128:  # more registers and shared memory for each row and tile
-        rows, warps, stages = 64, 8, 1
-    else:
-        rows, warps, stages = 64, 4, 2
+    if dtype == torch.float32:  # one segment a sequence, for the sake of exactness
+        return PassPlan(rows=32, warps=8, stages=1, span=0)
+    if key_dim > LARGEST_JOINED:
+        return PassPlan(rows=64, warps=8, stages=1, span=0)
+    rows = 64  # the least that Hopper's tensor cores take from registers
     # Walks that are under way at once, on average.
     walks = heads * triton.cdiv(value_dim, rows) * len(table.chunks) / max(table.longest, 1)
     segments = min(int(walks_at_once(state.device) / walks), table.longest // LEAST_SPAN)
     span = triton.cdiv(table.longest, segments) if segments >= LEAST_SEGMENTS else 0
-    return PassPlan(rows, warps, stages, span)
+    return PassPlan(rows, warps=4, stages=2, span=span)
 
 
 @cache
