@@ -32,7 +32,7 @@ def test_auto_takes_what_is_there() -> None:
     assert chosen("auto", WIDE, device="cpu") == "torch"
     assert chosen("auto", WIDE, has_triton=False) == "torch"
     assert chosen("auto", WIDE, dtype=FP32) == chosen("auto", ODD) == "triton"
-    assert chosen("auto", WIDE, has_flashinfer=False) == "triton"
+    assert chosen("auto", WIDE) == chosen("auto", WIDE, has_flashinfer=False) == "triton"
 
 
 def test_forced() -> None:
