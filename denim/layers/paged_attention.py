@@ -114,7 +114,7 @@ def attention_backend(
     has_flashinfer: bool | None = None,
 ) -> str:
     """TORCH, TRITON or FLASHINFER for `wanted`, one of BACKENDS. "auto" is Triton wherever that runs:
-    FlashInfer was nowhere faster, and its plan costs the host every step (docs/attention.md).
+    on an H200 FlashInfer was nowhere faster, and its plan costs the host every step (docs/attention.md).
 
     has_triton, has_flashinfer: whether they are there, None: whether they are installed. Raises ConfigError
     when `wanted` cannot serve these shapes, dtype of queries or device ("cpu", "cuda")."""
