@@ -87,12 +87,12 @@ def test_a_span_may_read_a_slot_that_it_does_not_write(tmp_path: Path) -> None:
     bench = bench_of(tmp_path)
     shared = tokens_of(70, seed=2)
     bench.run(shared, 0, 70, slot_in=-1, slot_out=1)
-    kept = bench.storage.save("slot", [1])
+    kept = bench.storage.save("slot", [1]).wait()
     for tail in (1, 2, 3, 4, 30):
         tokens = shared + tokens_of(tail, seed=10 + tail)
         logits = bench.run(tokens, 70, 70 + tail, slot_in=1, slot_out=3)
         assert (logits - full_logits(model, tokens)[70:]).abs().max() < TOLERANCE
-        assert torch.equal(bench.storage.save("slot", [1]), kept)
+        assert torch.equal(bench.storage.save("slot", [1]).wait(), kept)
 
 
 def test_experts_published_one_by_one(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ must not know what is measured on the inputs.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,11 +80,12 @@ def real_inputs(llm: LLM, texts: list[list[int]], tokens: int) -> RuleInputs:
     layers = [m for m in llm.core.runner.forward.model.modules() if isinstance(m, GatedDeltaNetLayer)]
     captured: dict[int, list[RuleInputs]] = {layer.index: [] for layer in layers}
 
-    def capture(layer: nn.Module, args: tuple[Tensor, object], _: Tensor) -> None:
+    def capture(layer: nn.Module, args: tuple[Tensor, object], options: dict[str, Any], _: Tensor) -> None:
         assert isinstance(layer, GatedDeltaNetLayer)
-        captured[layer.index].append(_rule_inputs(layer, args[0]))
+        norm = options.get("norm")
+        captured[layer.index].append(_rule_inputs(layer, args[0] if norm is None else norm(args[0])))
 
-    hooks = [layer.register_forward_hook(capture) for layer in layers]
+    hooks = [layer.register_forward_hook(capture, with_kwargs=True) for layer in layers]
     try:
         for text in texts:
             llm.generate(text, SamplingParams(max_tokens=1, detokenize=False))
