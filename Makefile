@@ -13,7 +13,7 @@ run: $(READY)
 	$(BIN)/denim ledger
 
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
