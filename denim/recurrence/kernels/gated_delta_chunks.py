@@ -57,11 +57,13 @@ def _inside(
     place = tl.program_id(0).to(tl.int64)
     chunk = place // heads
     head = tl.program_id(0) % heads
-    if tl.load(chunks_ptr + chunk * 3) < 0:
-        return
+    sequence = tl.load(chunks_ptr + chunk * 3)
     first = tl.load(chunks_ptr + chunk * 3 + 1).to(tl.int64)
+    count = tl.load(chunks_ptr + chunk * 3 + 2)
+    if sequence < 0:
+        return
     token = tl.arange(0, size)
-    live = token < tl.load(chunks_ptr + chunk * 3 + 2)
+    live = token < count
     channel = tl.arange(0, block_k)
     mask = live[:, None] & (channel < key_dim)[None, :]
     tile = token[:, None] * row_stride + channel[None, :]
