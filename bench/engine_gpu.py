@@ -22,6 +22,7 @@ import torch
 from bench.engine_steps import denim_decode, denim_prefill, denim_throughput, peer_decode, peer_prefill
 from bench.random_model import engine, peer_model
 from bench.report import write
+from denim.engine.core import EngineCore
 from denim.ledger.cost import ledger_of
 from denim.ledger.flops import prefill_flops
 from denim.ledger.parameters import weight_bytes
@@ -89,10 +90,13 @@ def main() -> None:
 
     bandwidth, rate = copy_bandwidth(), product_rate()
     print(f"copy {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e12:.0f} TFLOP/s")
+
+    def open_core(**options: Any) -> EngineCore:
+        limits = {"max_model_len": 40_000, "memory": "40GiB", "enforce_eager": args.eager}
+        return engine(args.model, "bfloat16", "cuda", **limits, **options)
+
     begin = time.perf_counter()
-    core = engine(
-        args.model, "bfloat16", "cuda", max_model_len=40_000, memory="40GiB", enforce_eager=args.eager
-    )
+    core = open_core()
     first = denim_prefill(core, 16)
     startup = time.perf_counter() - begin
     print(f"started in {startup:.1f} s, the first token took {first * 1e3:.0f} ms of it", flush=True)
@@ -150,6 +154,21 @@ def main() -> None:
         rounds=1,
     )
     core.check()
+    deferring = open_core(deferred_writes="auto")
+    measure(
+        "decode step, batch 256, context 192, state writes deferred",
+        lambda: denim_decode(deferring, 256, 192, STEPS),
+        256,
+        decode_floor(spec, 256, 192, bandwidth),
+    )
+    measure(
+        f"{requests} x ({context} + {output}), all at once, state writes deferred",
+        lambda: denim_throughput(deferring, requests, context, output),
+        requests * output,
+        prefill + decode,
+        rounds=1,
+    )
+    deferring.check()
     name = "start-up to the first token"
     columns = dict.fromkeys(rows[0], "-")
     rows.append(columns | {"measure": name, "denim ms": startup * 1e3, "vLLM ms": vllm.get(name, "-")})
