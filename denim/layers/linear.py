@@ -57,9 +57,7 @@ class Linear(nn.Module):
             torch.empty(out_features, in_features, dtype=dtype, device=device), requires_grad=False
         )
         self._packed: Tensor | None = None
-        # On CUDA: counters of programs that share a tile, and the weight of a product that comes soon, which
-        # this one fetches ahead. See `denim.layers.kernels.small_product`.
-        self.ahead: Tensor | None = None
+        # On CUDA: counters of programs that share a tile, see `denim.layers.kernels.small_product`.
         counters = None
         if torch.device(device).type == "cuda":
             counters = torch.zeros(SHARED_TILES, dtype=torch.int32, device=device)
@@ -95,7 +93,7 @@ class Linear(nn.Module):
 
         if norm is not None:
             around |= {"scale": norm.scale, "eps": norm.eps}
-        return small_product(x, self.weight, arrivals=self.arrivals, ahead=self.ahead, **around)
+        return small_product(x, self.weight, arrivals=self.arrivals, **around)
 
     def project(self, x: Tensor, *, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
         """add + norm(x) Wᵀ in as few kernels as the device allows; without `norm` or `add` that part is left

@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.fetch_ahead import NOTHING_AHEAD, Ahead, fetch_ahead
 from denim.recurrence.kernels.overlap import launch_options
 
 
@@ -27,8 +26,6 @@ def _few_rows(
     out_ptr,
     partial_ptr,
     arrivals_ptr,
-    ahead_ptr,
-    ahead_lines,
     m,
     n,
     gate_scale,
@@ -36,15 +33,11 @@ def _few_rows(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    KEPT: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
-    WARPS: tl.constexpr,
     SWAPPED: tl.constexpr,
     GATED: tl.constexpr,
     ADD: tl.constexpr,
-    LINE: tl.constexpr,
-    PER_THREAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -65,18 +58,10 @@ def _few_rows(
     part: tl.constexpr = tl.cdiv(tl.cdiv(k, DEPTH), SPLITS) * DEPTH
     first = split * part
     last = tl.minimum(first + part, k)
-    if KEPT:
-        last -= KEPT
-        kept_at = last + tl.arange(0, KEPT)
-        kept = tl.load(weight_ptr + kept_at[None, :])
-    if LINE:
-        fetch_ahead(ahead_ptr, ahead_lines, LINE, PER_THREAD, WARPS)
     if OVERLAP:
         tl_cuda.gdc_wait()
 
     in_rows = row < m
-    if KEPT:
-        kept_x = tl.load(x_ptr + row[:, None] * x_stride + kept_at[None, :], mask=in_rows[:, None], other=0.0)
     x_ptr += row[:, None] * x_stride + at[None, :]
     weight_ptr += at[None, :]
     acc = tl.zeros([wide, ROWS] if SWAPPED else [ROWS, wide], tl.float32)
@@ -92,11 +77,6 @@ def _few_rows(
             acc = tl.dot(w, x.T, acc, input_precision="ieee")
         else:
             acc = tl.dot(x, w.T, acc, input_precision="ieee")
-    if KEPT:
-        if SWAPPED:
-            acc = tl.dot(kept, kept_x.T, acc, input_precision="ieee")
-        else:
-            acc = tl.dot(kept_x, kept.T, acc, input_precision="ieee")
     if SWAPPED:
         acc = acc.T
 
@@ -130,7 +110,6 @@ def launch_few_rows(
     add: Tensor | None,
     out: Tensor,
     arrivals: Tensor | None,
-    ahead: Ahead | None,
     *,
     gated: bool,
     gate_scale: float,
@@ -138,7 +117,6 @@ def launch_few_rows(
     columns: int,
     depth: int,
     splits: int,
-    kept: int,
     swapped: bool,
     warps: int,
     stages: int,
@@ -166,8 +144,6 @@ def launch_few_rows(
         out,
         partial,
         arrivals if splits > 1 else None,
-        None if ahead is None else ahead.weight,
-        0 if ahead is None else ahead.lines,
         m,
         n,
         gate_scale,
@@ -175,15 +151,12 @@ def launch_few_rows(
         ROWS=rows,
         COLUMNS=columns,
         DEPTH=depth,
-        KEPT=kept,
         SPLITS=splits,
         STAGES=stages,
-        WARPS=warps,
         SWAPPED=swapped,
         GATED=gated,
         ADD=add is not None,
         OVERLAP=overlap,
         num_warps=warps,
-        **(NOTHING_AHEAD if ahead is None else ahead.options(tiles * splits, warps)),
         **launch_options(overlap),
     )

@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.layers.kernels.fetch_ahead import NOTHING_AHEAD, Ahead, fetch_ahead
 from denim.recurrence.kernels.overlap import launch_options
 
 
@@ -29,21 +28,16 @@ def _one_row(
     scale_ptr,
     add_ptr,
     out_ptr,
-    ahead_ptr,
-    ahead_lines,
     n,
     eps,
     gate_scale,
     k: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
     PACKED: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     ADD: tl.constexpr,
-    LINE: tl.constexpr,
-    PER_THREAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """PACKED: x and the weight are pairs of bf16. They are taken apart behind the wait; taken as bf16, that
@@ -73,8 +67,6 @@ def _one_row(
         scale = tl.load(scale_ptr + at * pack, mask=inside, other=0.0)
         if PACKED:
             odd_scale = tl.load(scale_ptr + at * pack + 1, mask=inside, other=0.0)
-    if LINE:
-        fetch_ahead(ahead_ptr, ahead_lines, LINE, PER_THREAD, WARPS)
     if OVERLAP:
         tl_cuda.gdc_wait()
 
@@ -123,7 +115,6 @@ def launch_one_row(
     scale: Tensor | None,
     add: Tensor | None,
     out: Tensor,
-    ahead: Ahead | None,
     *,
     eps: float,
     gated: bool,
@@ -139,28 +130,23 @@ def launch_one_row(
     packed = x.dtype == torch.bfloat16 and k % 2 == x.storage_offset() % 2 == weight.storage_offset() % 2 == 0
     if packed:
         x, weight = x.view(torch.int32), weight.view(torch.int32)
-    programs = triton.cdiv(n, columns)
-    _one_row[(programs,)](
+    _one_row[(triton.cdiv(n, columns),)](
         x,
         weight,
         scale,
         add,
         out,
-        None if ahead is None else ahead.weight,
-        0 if ahead is None else ahead.lines,
         n,
         eps,
         gate_scale,
         k=k,
         COLUMNS=columns,
         DEPTH=depth,
-        WARPS=warps,
         PACKED=packed,
         NORM=scale is not None,
         GATED=gated,
         ADD=add is not None,
         OVERLAP=overlap,
         num_warps=warps,
-        **(NOTHING_AHEAD if ahead is None else ahead.options(programs, warps)),
         **launch_options(overlap),
     )

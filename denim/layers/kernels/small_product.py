@@ -2,7 +2,11 @@
 
 Owns the choice of kernel and tiles. Around the product the kernels also do what would otherwise be kernels of
 their own: silu(gate) · up and the sum with the residual behind it, and for one row the RMS norm before it.
-Knows nothing of layers. How the kernels of a chain overlap: `denim.layers.kernels.fetch_ahead`.
+Knows nothing of layers.
+
+A chain of such products is short of nothing but time to start: launch, first loads, the last sums. So each
+kernel is launched while its predecessor still runs (`denim.recurrence.kernels.overlap`); for one row the
+weight is on the way into registers before the kernel waits for the row.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ import torch
 import triton
 from torch import Tensor
 
-from denim.layers.kernels.fetch_ahead import Ahead
 from denim.layers.kernels.few_rows import launch_few_rows
 from denim.layers.kernels.one_row import launch_one_row
 from denim.layers.kernels.rms_norm import rms_norm
@@ -21,9 +24,8 @@ from denim.recurrence.kernels.overlap import overlaps
 
 # Programs that an H200 runs at once, one on each processor (132), rounded down.
 FULL = 128
-# What is asked for ahead at most: a third of the L2 of an H100 or H200.
-MOST_AHEAD = 16 << 20
-LINE_BYTES = 128
+# K that a program takes at least where several share a tile, if there is so much.
+LEAST_PART = 512
 
 
 class Tiles(NamedTuple):
@@ -37,7 +39,11 @@ class Tiles(NamedTuple):
     swapped: bool = False
     warps: int = 4
     stages: int = 4
-    kept: int = 0
+
+
+def row_block(rows: int) -> int:
+    """Rows that tensor cores are given for so many."""
+    return 16 if rows <= 16 else 32 if rows <= 32 else 64
 
 
 def tiles_for(rows: int, n: int, k: int, *, gated: bool, width: int) -> Tiles:
@@ -47,16 +53,17 @@ def tiles_for(rows: int, n: int, k: int, *, gated: bool, width: int) -> Tiles:
     """
     if rows == 1:
         depth = min(triton.next_power_of_2(k), 4096)
-        lanes = 2 if depth == 4096 else 4
+        lanes = 2 if depth == 4096 and n < 4096 else 4
         return Tiles(1, lanes // 2 if gated else lanes, depth, warps=max(1, depth // 512))
-    block = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    block = row_block(rows)
     columns = 32 if gated else 64
     tiles = triton.cdiv(n, columns)
     if tiles >= FULL // 2:
         wide_rows = block == 64 and tiles > 8 * FULL
         return Tiles(block, columns, (64 if wide_rows else 128) * 2 // width, swapped=True)
     if block == 16:
-        return Tiles(block, columns, 256 // width, splits=min(max(k // 512, 1), 8), swapped=True)
+        splits = min(max(k // LEAST_PART, 1), 8)
+        return Tiles(block, columns, 256 // width, splits, swapped=True)
     columns = 8 if gated else 16
     return Tiles(64, columns, 512 // width, splits=max(1, FULL // triton.cdiv(n, columns)), stages=3)
 
@@ -72,7 +79,6 @@ def small_product(
     add: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     arrivals: Tensor | None = None,
-    ahead: Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
     """y = f(norm(x) Wᵀ) + add, [M, N] in `out_dtype`, None: x's.
@@ -82,46 +88,23 @@ def small_product(
     before the product (None: no norm). add: [M, N]. fp32 inside, rounded once at the end; the normed rows are
     rounded before the product as well if M > 1. fp32 products are exact fp32 (no TF32).
     arrivals: int32 zeros, one for each tile that programs may share, which no other product in flight uses;
-    without it K is not split. ahead: a weight that will be read soon, of which L2 is asked for up to
-    MOST_AHEAD bytes. tiles: None: as `tiles_for` says.
+    without it K is not split. tiles: cut like this; None: as `tiles_for` says.
     """
     m, k = x.shape
     n = weight.shape[0] // 2 if gated else weight.shape[0]
     assert x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] == k and x.dtype == weight.dtype
     assert add is None or (add.shape == (m, n) and add.stride(1) == 1)
+    out = torch.empty(m, n, dtype=out_dtype or x.dtype, device=x.device)
+    if m > 1 and scale is not None:
+        x = rms_norm(x, scale, eps)
+    around = {"gated": gated, "gate_scale": gate_scale}
     tiles = tiles or tiles_for(m, n, k, gated=gated, width=x.element_size())
     if arrivals is None:
         tiles = tiles._replace(splits=1)
-    overlap = overlaps(x.device)
-    asked = Ahead.of(ahead, MOST_AHEAD, LINE_BYTES) if overlap and ahead is not None and len(ahead) else None
-    out = torch.empty(m, n, dtype=out_dtype or x.dtype, device=x.device)
-    if tiles.rows == 1:
-        launch_one_row(
-            x,
-            weight,
-            scale,
-            add,
-            out,
-            asked,
-            eps=eps,
-            gated=gated,
-            gate_scale=gate_scale,
-            columns=tiles.columns,
-            depth=tiles.depth,
-            warps=tiles.warps,
-            overlap=overlap,
-        )
-        return out
-    launch_few_rows(
-        x if scale is None else rms_norm(x, scale, eps),
-        weight,
-        add,
-        out,
-        arrivals,
-        asked,
-        gated=gated,
-        gate_scale=gate_scale,
-        overlap=overlap,
-        **tiles._asdict(),
-    )
+    around["overlap"] = overlaps(x.device)
+    if m == 1:
+        cut = {"columns": tiles.columns, "depth": tiles.depth, "warps": tiles.warps}
+        launch_one_row(x, weight, scale, add, out, eps=eps, **cut, **around)
+    else:
+        launch_few_rows(x, weight, add, out, arrivals, **tiles._asdict(), **around)
     return out

@@ -48,7 +48,6 @@ def test_equals_plain(m: int, n: int, k: int, fused: str, dtype: torch.dtype) ->
         gate_scale=0.5,
         add=add,
         arrivals=arrivals if m % 2 else None,
-        ahead=weight,
     )
     assert not arrivals.any()
     expected = exact(x, weight, scale, gated, add)
