@@ -14,10 +14,6 @@ from torch import Tensor
 SPREAD_BELOW = 512
 
 
-def spreads(rows: int, value_heads: int) -> bool:
-    return rows * value_heads < SPREAD_BELOW
-
-
 def new_arrivals(key_heads: int, value_heads: int, device: torch.device | str) -> Tensor:
     """[most rows that are spread, key_heads] int32, all zero, as every step leaves them."""
     return torch.zeros(-(-SPREAD_BELOW // value_heads), key_heads, dtype=torch.int32, device=device)

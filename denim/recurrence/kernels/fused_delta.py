@@ -18,23 +18,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from denim.recurrence.arrivals import spreads
+from denim.recurrence.arrivals import SPREAD_BELOW
 from denim.recurrence.kernels.delta_tile import Tiling, load
 
-# As measured on an H200, for heads of 128 x 128.
-SPREAD = Tiling(16, 2)
-SPREAD_MORE = Tiling(32, 4)  # for more states than that chip has processors
-PROCESSORS = 132
+# As measured on an H200, for heads of 128 x 128: tilings of so many states of all rows together at most.
+SPREAD = ((132, Tiling(16, 2)), (SPREAD_BELOW - 1, Tiling(32, 4)))
+# Steps that record have more to do beside a state, and less to move.
+SPREAD_RECORDING = ((255, Tiling(64, 4)),)
 WHOLE = Tiling(128, 4)
 
 LINE = tl.constexpr(32)  # numbers of a cache line of 128 bytes in fp32; a narrower dtype is asked for twice
 
 
-def tiling_of(rows: int, value_heads: int, value_dim: int, whole: Tiling = WHOLE) -> Tiling:
-    """How a step of so many rows lays out its states. whole: for many rows, where one program takes them
-    whole; with more warps where d_v has more rows."""
-    if spreads(rows, value_heads):
-        return (SPREAD if rows * value_heads <= PROCESSORS else SPREAD_MORE).within(value_dim)
+def tiling_of(states: int, value_dim: int, *, recording: bool, whole: Tiling = WHOLE) -> Tiling:
+    """How a step lays out so many states [d_v, d_k]. whole: for more than are spread, where one program takes
+    each as a whole; with more warps where d_v has more rows."""
+    for most, tiling in SPREAD_RECORDING if recording else SPREAD:
+        if states <= most:
+            return tiling.within(value_dim)
     padded = triton.next_power_of_2(value_dim)
     return whole._replace(rows=padded, warps=whole.warps * max(1, padded // whole.rows))
 

@@ -256,7 +256,10 @@ def gated_delta_step_fused(
     assert projected.stride(1) == 1 and window.stride(1) == window.shape[2] and state[0].is_contiguous()
     assert arrivals.is_contiguous() and conv_taps.is_contiguous()
     group = value_heads // key_heads
-    tiling = tiling or tiling_of(rows, value_heads, value_dim, WHOLE_WRITTEN if ring is None else WHOLE)
+    recording = ring is not None
+    if tiling is None:
+        whole = WHOLE if recording else WHOLE_WRITTEN
+        tiling = tiling_of(rows * value_heads, value_dim, recording=recording, whole=whole)
     splits = tiling.splits(value_dim)
     assert splits == 1 or rows <= len(arrivals)
     parts, inner = tiling.parts(key_dim)

@@ -248,7 +248,7 @@ def kimi_delta_step_fused(
     assert all(t.stride(1) == 1 for t in (qkv, b, f, g))
     assert window.stride(1) == window.shape[2] and state[0].is_contiguous()
     assert arrivals.is_contiguous() and conv_taps.is_contiguous()
-    tiling = tiling or tiling_of(rows, heads, value_dim)
+    tiling = tiling or tiling_of(rows * heads, value_dim, recording=ring is not None)
     splits = tiling.splits(value_dim)
     assert splits == 1 or rows <= len(arrivals)
     parts, inner = tiling.parts(key_dim)
