@@ -191,7 +191,9 @@ class ToyEngine:
 
     def run(self, plan: StepPlan) -> dict[int, int]:
         for move in plan.swap_out:
-            self.swap.put(move.request_id, (self.slots.get(move.slot), [self.pages[p] for p in move.pages]))
+            self.swap.put(
+                move.request_id, (self.slots.get(move.slot), [dict(self.pages[p]) for p in move.pages])
+            )
         live = {(name, target) for name, _, target in plan.moves}
         self.retired = [entry for entry in self.retired if entry not in live]
         for name, source, target in plan.moves:
