@@ -2,7 +2,7 @@
 
     python -m bench.prefix_engine [--device cpu|cuda] [--shared 4096] [--own 128] [--requests 32]
 
-Random weights of published dimensions. Beside every row stands the same work without a cache, in the same run:
+Random weights of published dimensions. Beside every row stands the same work without a cache, in one run:
 the same prompts computed whole.
 """
 
