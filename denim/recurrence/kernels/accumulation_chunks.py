@@ -8,7 +8,8 @@ are read from and written to their slots; offsets are 64-bit.
 A long sequence is cut into segments, so that few heads fill the device: a first launch walks all segments but
 the last without reading out, and leaves what each adds to the state and how far it lets the past fade; in the
 second every segment folds those before it into its own first state. The first launch also copies the state
-that a sequence begins from: its slot may be the one which the second writes.
+that a sequence begins from: its slot may be the one which the second writes. A sequence that is resumed in
+its middle may be cut elsewhere and then agrees to rounding only; in fp32 none is cut.
 
 Decays: `accumulation_decays`.
 """
@@ -246,7 +247,7 @@ def accumulation_chunks(
     block_k = max(16, triton.next_power_of_2(key_dim))
     size = max(16, triton.next_power_of_2(table.size))
     splits = triton.cdiv(value_dim, block_v)
-    segments = segments_of(table, heads * splits)
+    segments = 1 if v.dtype == torch.float32 else segments_of(table, heads * splits)
     segment_chunks = triton.cdiv(table.longest, segments)
     shape = (sequences, segments, heads) if segments > 1 else (0,)
     added = torch.empty(*shape, *states.shape[2:], dtype=torch.float32, device=v.device)

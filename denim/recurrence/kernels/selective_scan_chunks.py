@@ -9,7 +9,8 @@ The rule has one exponential for each token, channel and state, and these set th
 16 a clock, and multiplies eight times as fast. So long sequences are not cut, which would form them twice,
 and whatever else an instruction is spent on counts: a thread has one channel with all of its states, so that
 nothing is summed across threads. Where that makes too few threads, several share the states of a channel,
-and each of them does the rest of the channel's work again. B and C lie in fp32, two numbers to a load.
+and each of them does the rest of the channel's work again; in fp32 always as many, so that a token's sum does
+not depend on what else is in a step. B and C lie in fp32, two numbers to a load.
 """
 
 from __future__ import annotations
@@ -235,7 +236,9 @@ def selective_scan_chunks(
         behind=AHEAD,
     )
     sequences = len(table.slot_in)
-    shares = shares_of(table, channels, block_n)
+    shares = (
+        min(MOST_SHARES, block_n // 2) if x.dtype == torch.float32 else shares_of(table, channels, block_n)
+    )
     block = THREADS // shares
     _scan[(triton.cdiv(channels, block), sequences)](
         x,

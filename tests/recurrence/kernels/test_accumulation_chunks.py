@@ -112,7 +112,7 @@ def test_constant_decay(dtype: torch.dtype) -> None:
 def test_segments(monkeypatch: pytest.MonkeyPatch, segments: int, saves: list | None) -> None:
     """Long sequences in segments beside short ones, which have fewer."""
     monkeypatch.setattr(kernel, "segments_of", lambda table, programs: segments)
-    case = Case(4, 2, 16, 16, torch.float32)
+    case = Case(4, 2, 16, 16, HALF)
     delta = F.softplus(case.dt.double() + case.bias.double())
     log_decay = -case.a_log.double().exp() * delta
     want, states = case.reference(log_decay, case.v.double() * delta.unsqueeze(-1), saves or NO_SAVES)
@@ -120,7 +120,24 @@ def test_segments(monkeypatch: pytest.MonkeyPatch, segments: int, saves: list | 
     out = kernel.accumulation_chunks(
         case.q, case.k, case.v, case.a_log, case.table(16, saves), case.states, time_step=step
     )
-    case.check(out, want, states, BOUND[torch.float32])
+    case.check(out, want, states, BOUND[HALF])
+
+
+def test_fp32_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence gives the same bits alone, beside others, and resumed on a chunk's boundary."""
+    monkeypatch.setattr(kernel, "segments_of", lambda table, programs: 3)
+    case = Case(4, 2, 16, 16, torch.float32)
+    decay = -case.bias.abs()
+
+    def run(first: int, end: int, slot_in: int) -> Tensor:
+        table = ChunkTable.of([0, end - first], [slot_in], [3], 16, DEVICE)
+        return kernel.accumulation_chunks(
+            *(t[first:end] for t in (case.q, case.k, case.v)), decay, table, case.states
+        )
+
+    whole = run(0, 135, -1)
+    parts = [run(0, 32, -1), run(32, 96, 3), run(96, 135, 3)]
+    assert torch.equal(torch.cat(parts), whole)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
