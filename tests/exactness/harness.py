@@ -191,6 +191,8 @@ def make_core(folder: Path, cases: Sequence[Case], way: Way) -> EngineCore:
     options = {"max_model_len": longest, "max_num_seqs": 64, "debug": True, "device": DEVICE, **way.options}
     loaded = load(EngineOptions.of(model=folder, **options))
     page_size, records = options.get("page_size", EngineOptions.page_size), options.get("deferred_writes", 0)
+    if not any(layer.mixer.record_tensors(2) for layer in loaded.spec.layers):
+        options.pop("deferred_writes", None)  # refused where no layer can defer its writes
     layout = ArenaLayout.of(loaded.spec, page_size, records=records)
     alone = layout.slabs_for(layout.need(longest))
     slabs = max(64, 16 * alone) if way.slabs is None else max(way.slabs, alone)
