@@ -6,7 +6,6 @@ order; what a peer needs otherwise it gets: dense states, one behind the other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor
 
 from bench.rules import peers
-from bench.rules.clock import Floors, in_place_multiply, microseconds, sets_of
+from bench.rules.clock import Floors, in_place_multiply, sets_of
+from bench.rules.measure import measured
 from bench.rules.tables import Row
 from denim.recurrence.arrivals import new_arrivals
 from denim.recurrence.deferred import Ring
@@ -216,21 +216,3 @@ def _ring(step: Step, length: int) -> Ring:
 def _cycle(step: Step, ring: Ring, pending: list[Tensor], i: int) -> None:
     for records in pending:
         fused(step, i, ring, records)
-
-
-def measured(
-    section: str,
-    shape: str,
-    name: str,
-    work: Callable[[int], object],
-    sets: int,
-    floor: float,
-    calls_of_one: int = 1,
-) -> Row:
-    """A row of `work`; what cannot run leaves a reason and no figure."""
-    try:
-        return Row(section, shape, name, microseconds(work, sets, calls_of_one), floor)
-    except Exception as error:  # a peer's failure is a result; every other row must still come
-        return Row(
-            section, shape, name, math.nan, floor, f"{type(error).__name__}: {error}".split("\n")[0][:160]
-        )

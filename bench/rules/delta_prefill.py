@@ -15,7 +15,8 @@ from torch import Tensor
 
 from bench.rules import peers
 from bench.rules.clock import Floors, sets_of
-from bench.rules.delta_decode import DIM, HEADS, measured
+from bench.rules.delta_decode import DIM, HEADS
+from bench.rules.measure import measured
 from bench.rules.tables import Row, prompt_shape
 from denim.recurrence.backend import FLASHINFER, FLASHQLA
 from denim.recurrence.backends import gated_delta_by

@@ -33,7 +33,7 @@ class Error(NamedTuple):
 def compared(
     rule: str, inputs: str, reference: tuple[Tensor, Tensor], runs: Mapping[str, Run]
 ) -> Iterator[Error]:
-    """One error a run; what cannot run leaves a reason, as in `delta_decode.measured`."""
+    """One error a run; what cannot run leaves a reason, as in `measure.measured`."""
     for name, run in runs.items():
         try:
             figures = [_relative(made, true) for made, true in zip(run(), reference, strict=True)]

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from bench.rules import peers
 from bench.rules.clock import Floors
-from bench.rules.delta_decode import BATCHES, DIM, NORM_EPS, Step, measured, state_bytes, step_of
+from bench.rules.delta_decode import BATCHES, DIM, NORM_EPS, Step, state_bytes, step_of
 from bench.rules.delta_prefill import CHUNK, LENGTHS, Prompt, delta_floor, prompt_of
+from bench.rules.measure import measured
 from bench.rules.tables import Row, prompt_shape
 from denim.recurrence.kernels.delta_rule_step import delta_rule_step
 from denim.recurrence.kernels.kimi_delta_chunks import kimi_delta_chunks

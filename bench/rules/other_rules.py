@@ -14,8 +14,9 @@ from torch import Tensor
 
 from bench.rules import peers
 from bench.rules.clock import Floors, in_place_multiply, sets_of
-from bench.rules.delta_decode import BATCHES, WIDTH, measured
+from bench.rules.delta_decode import BATCHES, WIDTH
 from bench.rules.delta_prefill import LENGTHS, MOST_SETS
+from bench.rules.measure import measured
 from bench.rules.tables import Row, prompt_shape
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.kernels.accumulation_chunks import TimeStep, accumulation_chunks, chunk_tokens
