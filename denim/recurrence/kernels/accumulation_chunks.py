@@ -32,14 +32,12 @@ DEFAULT_CHUNK_TOKENS = 64
 # Value channels of a program, and its warps.
 VALUE_BLOCK = 64
 WARPS = 4
-# Chunks whose tokens are in shared memory at once, and what they and the state may take of the 227 KiB of a
-# multiprocessor. With three, a chunk is asked for a whole turn before it is computed, which gains more than
-# a second program on the multiprocessor.
-STAGES, SHARED_BYTES = (3, 2), 180 << 10
-# Programs that fill a device: one for each of 132 multiprocessors.
-FILLING = 132
+# Multiprocessors, and programs among which a long sequence is shared out: four for each.
+MULTIPROCESSORS, FILLING = 132, 528
 # A segment is at least so many chunks: folding in another costs about as much as one chunk.
-LEAST_CHUNKS = 8
+LEAST_CHUNKS = 16
+# Bytes of shared memory that tokens and the state may take of a multiprocessor's 227 KiB.
+SHARED_BYTES = 180 << 10
 
 
 @triton.jit(do_not_specialize=["total", "segments", "segment_chunks"])
@@ -198,23 +196,29 @@ def chunk_tokens(dtype: torch.dtype) -> int:
     return CHUNK_TOKENS.get(dtype, DEFAULT_CHUNK_TOKENS)
 
 
-def stages_of(tokens: int, block_k: int, block_v: int, itemsize: int) -> int:
-    """q and k are kept `stages` times, v once less, beside the state in the operands' dtype."""
-    for stages in STAGES:
+def stages_of(programs: int, tokens: int, block_k: int, block_v: int, itemsize: int) -> int:
+    """Chunks whose tokens are in shared memory at once: three where a multiprocessor has one program only, so
+    that a chunk is asked for a whole turn before it is computed; two where there is room for another program,
+    which computes meanwhile; one where they do not fit.
+
+    q and k are kept as many times, v once less, beside the state in the operands' dtype.
+    """
+    for stages in (3, 2) if programs <= MULTIPROCESSORS else (2,):
         kept = 2 * stages * tokens * block_k + (stages - 1) * tokens * block_v + block_k * block_v
         if kept * itemsize <= SHARED_BYTES:
             return stages
     return 1
 
 
-def segments_of(table: ChunkTable, programs: int) -> int:
-    """Segments of the longest sequence, when each sequence is walked by so many programs.
+def long_sequences(table: ChunkTable) -> int:
+    """How many sequences as long as the longest there can be. A table in a captured graph has room for more
+    sequences than there may be, and any of them may have all of its chunks."""
+    return max(1, len(table.chunks) // max(1, table.longest))
 
-    A table in a captured graph has room for more sequences than there may be, and any of them may have all of
-    its chunks; so what counts is how many of the longest there can be.
-    """
-    sequences = max(1, len(table.chunks) // max(1, table.longest))
-    return max(1, min(FILLING // (programs * sequences), table.longest // LEAST_CHUNKS))
+
+def segments_of(table: ChunkTable, programs: int) -> int:
+    """Segments of the longest sequence, when each sequence is walked by so many programs."""
+    return max(1, min(FILLING // (programs * long_sequences(table)), table.longest // LEAST_CHUNKS))
 
 
 def accumulation_chunks(
@@ -249,6 +253,8 @@ def accumulation_chunks(
     splits = triton.cdiv(value_dim, block_v)
     segments = 1 if v.dtype == torch.float32 else segments_of(table, heads * splits)
     segment_chunks = triton.cdiv(table.longest, segments)
+    programs = heads * splits * segments * long_sequences(table)
+    stages = stages_of(programs, size, block_k, block_v, v.element_size())
     shape = (sequences, segments, heads) if segments > 1 else (0,)
     added = torch.empty(*shape, *states.shape[2:], dtype=torch.float32, device=v.device)
     faded = torch.empty(shape, dtype=torch.float32, device=v.device)
@@ -287,7 +293,7 @@ def accumulation_chunks(
             tokens=size,
             block_v=block_v,
             block_k=block_k,
-            stages=stages_of(size, block_k, block_v, v.element_size()),
+            stages=stages,
             num_warps=WARPS,
         )
     return out

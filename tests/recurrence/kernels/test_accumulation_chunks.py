@@ -181,6 +181,7 @@ def test_segments_fill_the_device() -> None:
 
 
 def test_stages_fit_shared_memory() -> None:
-    assert kernel.stages_of(64, 128, 64, 2) == 3  # Nemotron-H, MiniMax
-    assert kernel.stages_of(64, 256, 64, 2) == 2  # Falcon-H1
-    assert kernel.stages_of(64, 512, 64, 4) == 1
+    assert kernel.stages_of(128, 64, 128, 64, 2) == 3  # Nemotron-H, MiniMax
+    assert kernel.stages_of(1024, 64, 128, 64, 2) == 2
+    assert kernel.stages_of(128, 64, 256, 64, 2) == 2  # Falcon-H1
+    assert kernel.stages_of(128, 64, 512, 64, 4) == 1
