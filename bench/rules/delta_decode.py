@@ -28,7 +28,7 @@ NORM_EPS = 1e-6
 HEADS = ((16, 16), (16, 32))  # key and value heads: Qwen3.5-0.8B, Qwen3.5-4B to 35B
 BATCHES = (1, 8, 64, 256)
 DEFERRED_BATCHES = (128, 256, 512)
-RINGS = (4, 8, 16)  # records a slot
+RINGS = (5, 9)  # records a slot; kernels read them by powers of two, and the step adds one
 
 
 class Step(NamedTuple):
@@ -161,7 +161,8 @@ def _gated_delta(floors: Floors, step: Step) -> Iterator[Row]:
         return peers.fla_delta_step(q[i], k[i], v[i], a[i], b[i], step.a_log, step.dt_bias, states[i])[0]
 
     yield row("fla, gates fused", fla)
-    short, wide_bias = step.slots.int(), step.dt_bias.float()
+    short = [slots.int() for slots in step.slots]  # each for itself: it wants them aligned to 16 bytes
+    wide_bias = step.dt_bias.float()
 
     def flashinfer(i: int) -> Tensor:
         gates = (a[i], b[i], step.a_log, wide_bias)

@@ -162,6 +162,7 @@ class GatedDeltaNetLayer(nn.Module):
         """What the choice of a kernel for these sequences depends on."""
         spec = self.spec
         return DeltaPrefill(
+            spec.num_value_heads,
             spec.key_dim,
             spec.value_dim,
             qkv.dtype,

@@ -39,6 +39,7 @@ class DeltaPrefill(NamedTuple):
     wanted. captured: whether the call goes into a graph. capability: of the CUDA device, as torch has it.
     """
 
+    value_heads: int
     key_dim: int
     value_dim: int
     dtype: torch.dtype
@@ -49,16 +50,18 @@ class DeltaPrefill(NamedTuple):
 
 
 class Faster(NamedTuple):
-    """A peer that was measured to be faster than Denim's own kernel from so many tokens on."""
+    """A peer that was measured to be faster than Denim's own kernel, on devices of this capability, from so
+    much work on: tokens of all sequences x value heads."""
 
     peer: str
     capability: tuple[int, int]
-    tokens: int
+    work: int
 
 
-# Measured on an H200, 16 key and 16 or 32 value heads, 1 or 16 sequences: docs/kernels.md. Shorter prompts
-# and other devices stay with the own kernel.
-MEASURED = (Faster(FLASHINFER, (9, 0), tokens=2048),)
+# Measured on an H200, 16 key and 16 or 32 value heads, 1 or 16 sequences (docs/kernels.md): FlashInfer wins
+# at 8192 tokens x 16 heads and at 4096 x 32, and loses at half of either. FlashQLA is as fast, but leaves out
+# what has faded and waits for the device in every step. Other devices stay with the own kernel.
+MEASURED = (Faster(FLASHINFER, (9, 0), work=8192 * 16),)
 
 
 @cache
@@ -124,7 +127,8 @@ def delta_prefill_backend(wish: str, call: DeltaPrefill) -> str:
     """
     if wish == AUTO:
         faster = faster_on(call.capability)
-        return faster.peer if faster and call.tokens >= faster.tokens and can(faster.peer, call) else TRITON
+        enough = faster is not None and call.tokens * call.value_heads >= faster.work
+        return faster.peer if faster and enough and can(faster.peer, call) else TRITON
     return wish if wish in PEERS and can(wish, call) else TRITON
 
 

@@ -35,8 +35,9 @@ def test_text_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_text_says_what_other_libraries_take_and_could() -> None:
-    long = {"backend": "flashinfer", "tokens": 2048}
+    long = {"backend": "flashinfer", "work": 131072}
     report = examine() | {"recurrence_peers": ["flashinfer", "fla"], "long_delta_prefill": long}
     assert dict(rows(report))["linear layers"].endswith(
-        "; Gated DeltaNet's from 2,048 tokens on flashinfer; recurrence_backend could force flashinfer, fla"
+        "; Gated DeltaNet's on flashinfer from 131,072 tokens x value heads;"
+        " recurrence_backend could force flashinfer, fla"
     )

@@ -23,7 +23,7 @@ from denim.recurrence.backend import (
 )
 
 HOPPER = (9, 0)
-CALL = DeltaPrefill(128, 128, torch.bfloat16, tokens=8192, saves=False, captured=False, capability=HOPPER)
+CALL = DeltaPrefill(16, 128, 128, torch.bfloat16, 8192, saves=False, captured=False, capability=HOPPER)
 
 
 @pytest.fixture
@@ -87,9 +87,10 @@ def test_triton_is_triton_whatever_is_faster(all_installed):
 def test_auto_takes_what_was_measured_faster(all_installed):
     (measured,) = MEASURED
     assert delta_prefill_backend(AUTO, CALL) == measured.peer
-    shortest = CALL._replace(tokens=measured.tokens)
-    assert delta_prefill_backend(AUTO, shortest) == measured.peer
-    assert delta_prefill_backend(AUTO, shortest._replace(tokens=measured.tokens - 1)) == TRITON
+    for heads in (16, 32):
+        least = CALL._replace(value_heads=heads, tokens=measured.work // heads)
+        assert delta_prefill_backend(AUTO, least) == measured.peer
+        assert delta_prefill_backend(AUTO, least._replace(tokens=least.tokens - 1)) == TRITON
 
 
 @pytest.mark.parametrize("change", [{"capability": (10, 0)}, {"saves": True}, {"captured": True}])
