@@ -84,7 +84,8 @@ class HostCopies:
 
     def _used(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         """Note that the last use of the buffer is what `stream` has been given so far; the other is next."""
-        event = self._last_use[self._turn] = stream.record_event()
+        event: torch.cuda.Event = stream.record_event()
+        self._last_use[self._turn] = event
         self._turn = 1 - self._turn
         return event
 

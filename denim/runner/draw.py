@@ -78,8 +78,8 @@ def draw_filtered(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     if logits.is_cuda and _TRITON:
         from denim.runner.kernels.draw_filtered import draw_filtered_rows
 
-        parts = (filters.min_log, filters.top_k, filters.top_p, uniforms)
-        return draw_filtered_rows(logits, *(part[:, 0] for part in parts), unit=unit_of(vocab))
+        min_log, top_k, top_p = filters.min_log[:, 0], filters.top_k[:, 0], filters.top_p[:, 0]
+        return draw_filtered_rows(logits, min_log, top_k, top_p, uniforms[:, 0], unit_of(vocab))
     logits = logits - logits.amax(-1, keepdim=True)
     total = None
     if filters.needs_total:
