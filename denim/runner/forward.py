@@ -7,9 +7,9 @@ requests' states, sampling or when anything ends.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +22,6 @@ from denim.recurrence.backend import TRITON, decode_backend
 from denim.runner.packing import pack, sender
 from denim.runner.plan import Span
 from denim.runner.step_graphs import MOST_PREFILL_SPANS, GraphOutput, StepGraphs
-
-log = logging.getLogger("denim")
 
 
 class Forward:
@@ -105,3 +103,9 @@ class Forward:
             batch.attention = self.attention
             self.attention.plan(batch)
         return batch, self.model(tokens, batch)
+
+    def last_logits(self, batch: StepBatch, hidden: Tensor, rows: Sequence[int]) -> Tensor:
+        """Logits [len(rows), vocab] behind the last token of each of these spans; `hidden` is `run`'s."""
+        last = np.asarray(batch.cu_seqlens, dtype=np.int64)[1:][np.asarray(rows, dtype=np.int64)] - 1
+        picked = hidden if len(last) == len(hidden) else hidden[self._send(last)]
+        return self.model.logits(picked)

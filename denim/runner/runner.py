@@ -115,10 +115,8 @@ class Runner:
         batch, hidden = self.forward.run(spans, self._rows_drawn, pending)
         self._score_prompts(spans, batch, hidden, flight)
         if drawing:
-            ends = zip(batch.cu_seqlens[1:], spans, strict=True)
-            last = torch.tensor([end - 1 for end, span in ends if span.sampling is not None])
-            picked = hidden if len(last) == len(hidden) else hidden[last.to(hidden.device)]
-            self._draw(drawing, self.forward.model.logits(picked), flight)
+            rows = [row for row, span in enumerate(spans) if span.sampling is not None]
+            self._draw(drawing, self.forward.last_logits(batch, hidden, rows), flight)
         return flight
 
     def _move(self, plan: StepPlan) -> None:
@@ -169,7 +167,7 @@ class Runner:
         """A token for each of `spans` from its row of `logits`."""
         states = [span.sampling for span in spans]
         flight.requests = [span.request_id for span in spans]
-        flight.settles_first = any([state.needs_last for state in states])
+        flight.settles_first = any([state.seen is not None for state in states])
         ahead = [int(span.tokens[-1] < 0) for span in spans]
         flight.draw = self.sampler.draw(logits, states, ahead, largest)
         self._rows_drawn = dict(zip(flight.requests, range(len(states)), strict=True))

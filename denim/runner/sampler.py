@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from denim.runner.draw import draw, draw_filtered, make_filters
 from denim.runner.largest import NO_TOKEN, largest
 from denim.runner.logprobs import LogprobTensors, TokenLogprobs, token_logprobs
+from denim.runner.packing import sender
 from denim.runner.penalties import SeenTokens, apply_penalties
 from denim.runner.random import uniform
 from denim.sampling_params import SamplingParams
@@ -42,8 +44,6 @@ class SamplingState:
         self.seed = params.seed + index
         self.drawn = 0
         self.seen = SeenTokens(prompt_ids) if params.penalised else None
-        # Whether a draw needs to know the token before it, so that it has to wait for that one.
-        self.needs_last = self.seen is not None
         ends = () if params.ignore_eos else end_token_ids
         self.ending_ids = sorted({*ends, *params.stop_token_ids})
 
@@ -143,6 +143,7 @@ class _Batch:
     def __init__(self, states: Sequence[SamplingState], logits: Tensor) -> None:
         self.states = list(states)
         self.device = logits.device
+        self.send = sender(logits.device)
         self.vocab = vocab = logits.shape[1]
         params = [state.params for state in states]
         every = range(len(params))
@@ -156,15 +157,17 @@ class _Batch:
         self.plain = not (self.random_rows or self.penalised_rows or self.minimum_rows or biases)
         self.top_logprobs = max((params[row].logprobs or 0 for row in self.logprob_rows), default=0)
 
-        self.bias_places = self._tensor([place for place, _ in biases], torch.int64)
-        self.bias_values = self._tensor([bias for _, bias in biases], torch.float32)
-        self.logprob_index = self._tensor(self.logprob_rows, torch.int64)
-        self.temperature = self._tensor([1.0 if p.greedy else p.temperature for p in params], torch.float32)
+        self.logprob_index = self._tensor(self.logprob_rows, np.int64)
+        if self.plain:
+            return  # the largest of each row, for which nothing has to be known of the rows
+        self.bias_places = self._tensor([place for place, _ in biases], np.int64)
+        self.bias_values = self._tensor([bias for _, bias in biases], np.float32)
+        self.temperature = self._tensor([1.0 if p.greedy else p.temperature for p in params], np.float32)
         filtered = {row for row in self.random_rows if _filtered(params[row])}
         self.free_rows = [row for row in self.random_rows if row not in filtered]
         self.filtered_rows = sorted(filtered)
-        self.free_index = self._tensor(self.free_rows, torch.int64)
-        self.filtered_index = self._tensor(self.filtered_rows, torch.int64)
+        self.free_index = self._tensor(self.free_rows, np.int64)
+        self.filtered_index = self._tensor(self.filtered_rows, np.int64)
         chosen = [params[row] for row in self.filtered_rows]
         self.filters = make_filters(
             [p.min_p or 0.0 for p in chosen],
@@ -174,8 +177,8 @@ class _Batch:
             self.device,
         )
 
-    def _tensor(self, values: Sequence[float | None], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)
+    def _tensor(self, values: Sequence[float | None], dtype: type) -> Tensor:
+        return self.send(np.asarray(values, dtype=dtype))
 
     def is_of(self, states: Sequence[SamplingState], logits: Tensor) -> bool:
         """Whether this is the batch of these very states, for logits of this kind."""
@@ -207,10 +210,7 @@ def _choose(logits: Tensor, batch: _Batch, drawn: Sequence[int]) -> Tensor:
 
 def _uniforms(batch: _Batch, rows: Sequence[int], drawn: Sequence[int]) -> Tensor:
     numbers = [uniform(batch.states[row].seed, drawn[row]) for row in rows]
-    host = torch.tensor(numbers, dtype=torch.float64)
-    if batch.device.type == "cuda":  # from pinned memory, or the host would wait for the device here
-        host = host.pin_memory()
-    return host.to(batch.device, non_blocking=True)[:, None]
+    return batch.send(np.asarray(numbers, dtype=np.float64))[:, None]
 
 
 def _filtered(params: SamplingParams) -> bool:
@@ -225,7 +225,7 @@ def _forbid_ends(logits: Tensor, batch: _Batch, drawn: Sequence[int]) -> None:
         for token in batch.states[row].ending_ids
     ]
     if places:
-        index = torch.tensor(places, dtype=torch.int64, device=logits.device)
+        index = batch.send(np.asarray(places, dtype=np.int64))
         logits.view(-1).index_fill_(0, index, -torch.inf)
 
 

@@ -140,8 +140,7 @@ def _forward(core: EngineCore, spans: list[Span]) -> Any:
     if captured is not None:
         return captured
     batch, hidden = forward.run(spans, {})
-    last = torch.tensor([end - 1 for end in batch.cu_seqlens[1:]], device=hidden.device)
-    return largest(forward.model.logits(hidden[last]))
+    return largest(forward.last_logits(batch, hidden, range(len(spans))))
 
 
 def _add(core: EngineCore, rows: int, length: int, tokens: int) -> None:
