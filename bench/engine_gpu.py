@@ -17,11 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from bench.engine_steps import denim_decode, denim_prefill, denim_throughput, peer_decode, peer_prefill
 from bench.random_model import engine, peer_model
 from bench.report import write
+from bench.rules.clock import floors
 from denim.engine.core import EngineCore
 from denim.ledger.cost import ledger_of
 from denim.ledger.flops import prefill_flops
@@ -46,31 +45,6 @@ VLLM = {
 VLLM_MODEL = "qwen3.5-0.8b"
 
 
-def copy_bandwidth() -> float:
-    """Bytes read and written per second by a device-to-device copy of 2 GiB."""
-    source = torch.empty(2**31, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    return 2 * source.numel() / _seconds(lambda: target.copy_(source))
-
-
-def product_rate() -> float:
-    """FLOP/s of an 8192³ bf16 product on random values."""
-    n = 8192
-    a, b = (torch.randn(n, n, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    return 2 * n**3 / _seconds(lambda: a @ b)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    times = []
-    for _ in range(8):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return median(times[3:])
-
-
 def decode_floor(spec: ModelSpec, batch: int, context: int, bandwidth: float) -> float:
     """Seconds: weights once, states read and written, KV read, windows left out."""
     ledger = ledger_of(spec)
@@ -88,7 +62,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="without captured graphs")
     args = parser.parse_args()
 
-    bandwidth, rate = copy_bandwidth(), product_rate()
+    bandwidth, rate = floors()
     print(f"copy {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e12:.0f} TFLOP/s")
 
     def open_core(**options: Any) -> EngineCore:

@@ -9,13 +9,13 @@ Knows nothing of files or of which projections come in FP8.
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denim.layers.linear import Linear
+from denim.layers.norm import in_kernels
 
 BLOCK = 128
 LARGEST = 448.0  # of float8_e4m3fn
@@ -47,7 +47,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows, columns = x.shape
     padded = -(-rows // SCALE_MULTIPLE) * SCALE_MULTIPLE
-    if x.is_cuda and find_spec("triton") is not None:
+    if in_kernels(x):
         from denim.layers.kernels.fp8_quantise import quantise_rows
 
         values = torch.empty(padded, columns, dtype=torch.float8_e4m3fn, device=x.device)

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from denim.errors import ConfigError
+from denim.recurrence.backend import FLASHINFER, TORCH, TRITON, installed
 from denim.spec.attention import FullAttention, LatentAttention
 from denim.spec.model import ModelSpec
 from denim.spec.parallel import Parallel
@@ -34,9 +34,6 @@ from denim.spec.parallel import Parallel
 if TYPE_CHECKING:
     from denim.layers.batch import StepBatch
 
-TORCH = "torch"
-TRITON = "triton"
-FLASHINFER = "flashinfer"
 BACKENDS = ("auto", TORCH, TRITON, FLASHINFER)
 
 FLASHINFER_HEAD_DIMS = (64, 128, 256)
@@ -118,8 +115,8 @@ def attention_backend(
 
     has_triton, has_flashinfer: whether they are there, None: whether they are installed. Raises ConfigError
     when `wanted` cannot serve these shapes, dtype of queries or device ("cpu", "cuda")."""
-    has_triton = find_spec("triton") is not None if has_triton is None else has_triton
-    has_flashinfer = find_spec("flashinfer") is not None if has_flashinfer is None else has_flashinfer
+    has_triton = installed(TRITON) if has_triton is None else has_triton
+    has_flashinfer = installed(FLASHINFER) if has_flashinfer is None else has_flashinfer
     no_triton = None
     if device_type != "cuda":
         no_triton = f"needs a CUDA device; this one is {device_type!r}"

@@ -13,17 +13,17 @@ gives the same token alone and in any batch. Knows logits and numbers; knows not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from denim.layers.norm import in_kernels
+
 # The largest logits that are looked at first, and by how much more where those do not settle a row.
 # Top-k needs a few more than k, to see which tokens equal the last one.
 _FEWEST_CANDIDATES = 64
 _GROWTH = 16
-_TRITON = find_spec("triton") is not None
 _SUM_BITS = 62  # the sum of a row's weights stays below 2^62, inside int64
 
 
@@ -75,7 +75,7 @@ def draw_filtered(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     Top-p takes its share of what min-p and top-k have left, as in vLLM. `uniforms` as in `draw`.
     """
     vocab = logits.shape[1]
-    if logits.is_cuda and _TRITON:
+    if in_kernels(logits):
         from denim.runner.kernels.draw_filtered import draw_filtered_rows
 
         min_log, top_k, top_p = filters.min_log[:, 0], filters.top_k[:, 0], filters.top_p[:, 0]

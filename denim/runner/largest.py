@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
-NO_TOKEN = -1  # of a row whose logits are not finite
+from denim.layers.norm import in_kernels
 
-_TRITON = find_spec("triton") is not None
+NO_TOKEN = -1  # of a row whose logits are not finite
 
 
 def largest(logits: Tensor) -> Tensor:
     """Tokens int64 [R] of `logits` [R, V]: of equals the first; NO_TOKEN where there is a NaN, or where the
     largest is infinite."""
-    if logits.is_cuda and _TRITON:
+    if in_kernels(logits):
         from denim.runner.kernels.largest import largest_of_rows
 
         return largest_of_rows(logits, NO_TOKEN)

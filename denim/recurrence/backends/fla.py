@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from denim.recurrence.backends.packed import Packed
+from denim.recurrence.backends.packed import Packed, by_fla_signature
 
 LOG_DECAY = True
 
@@ -16,15 +16,4 @@ def run(packed: Packed) -> tuple[Tensor, Tensor]:
     """Outputs and last states."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-    return chunk_gated_delta_rule(
-        packed.q,
-        packed.k,
-        packed.v,
-        packed.decay,
-        packed.beta,
-        scale=packed.scale,
-        initial_state=packed.states,
-        output_final_state=True,
-        cu_seqlens=packed.cu_seqlens,
-        state_v_first=True,
-    )
+    return by_fla_signature(chunk_gated_delta_rule, packed)

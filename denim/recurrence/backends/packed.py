@@ -8,6 +8,7 @@ States inside sequences are not for this form: a library gives the last ones alo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -39,6 +40,22 @@ class Library(Protocol):
     """Outputs [.., T, Hv, d_v] and the states behind the sequences, in the form of `Packed`."""
 
     def __call__(self, packed: Packed) -> tuple[Tensor, Tensor]: ...
+
+
+def by_fla_signature(rule: Callable[..., tuple[Tensor, Tensor]], packed: Packed) -> tuple[Tensor, Tensor]:
+    """A `Library` from a function that is called as fla's `chunk_gated_delta_rule` is."""
+    return rule(
+        packed.q,
+        packed.k,
+        packed.v,
+        packed.decay,
+        packed.beta,
+        scale=packed.scale,
+        initial_state=packed.states,
+        output_final_state=True,
+        cu_seqlens=packed.cu_seqlens,
+        state_v_first=True,
+    )
 
 
 def through(
