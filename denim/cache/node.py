@@ -25,11 +25,13 @@ def as_tokens(ids: Any) -> Tokens:
 class Checkpoint:
     """A state that stands for exactly the tokens up to its node's end.
 
-    `slot` is -1 for a model without states. `kind` says why it was saved (`denim.cache.positions`).
+    `slot` is -1 for a model without states. `kind` says why it was saved (`denim.cache.positions`). `hits`
+    counts the requests that began from it.
     """
 
     slot: int
     kind: str
+    hits: int = 0
 
 
 @dataclass(eq=False, slots=True)

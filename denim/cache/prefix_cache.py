@@ -122,6 +122,8 @@ class PrefixCache:
                     self.order.used(hit.node)
                 break
         if hit.node is not None:
+            assert hit.node.checkpoint is not None
+            hit.node.checkpoint.hits += counted
             for node in (hit.node, *hit.node.ancestors()):
                 node.users += 1
         return Lease(hit.node, self._epoch)

@@ -29,6 +29,7 @@ class Walk(NamedTuple):
 class PrefixTree:
     def __init__(self, arena: Arena, ids_limit: int) -> None:
         self._arena = arena
+        self.layout = arena.layout
         self._page_size = arena.layout.page_size
         self._has_pages = arena.layout.has(PAGE)
         self._ids_limit = ids_limit

@@ -125,6 +125,10 @@ class AsyncEngine:
         """See `EngineCore.stats`."""
         return await self._ask(self._core.stats)
 
+    async def cache_snapshot(self) -> dict[str, Any] | None:
+        """See `EngineCore.cache_snapshot`."""
+        return await self._ask(self._core.cache_snapshot)
+
     async def check(self) -> None:
         """Raises AssertionError when an invariant of memory or scheduler is broken."""
         await self._ask(self._core.check)

@@ -16,6 +16,7 @@ from typing import Any
 from denim.cache.boundaries import ChatText, chat_boundaries, marked_positions
 from denim.cache.prefix_cache import HasRoom, Namespace, PrefixCache
 from denim.cache.sizing import can_hit, open_cache
+from denim.cache.snapshot import snapshot
 from denim.engine.cache_wishes import NO_WISHES, CacheWishes
 from denim.engine.capacity import describe
 from denim.engine.completion import Completion
@@ -359,6 +360,11 @@ class EngineCore:
         }
         absent = {"pages": _NONE, "slots": _NONE}  # a model without attention has no pages, say
         return absent | self.arena.stats(prefixes.only_cached()) | self.scheduler.stats() | counted
+
+    def cache_snapshot(self) -> dict[str, Any] | None:
+        """The prefix tree as it is now: see `denim.cache.snapshot`. None without a cache."""
+        cache = self.scheduler.prefixes.cache
+        return None if cache is None else snapshot(cache)
 
     def check(self) -> None:
         """Raises AssertionError when an invariant of memory or scheduler is broken."""

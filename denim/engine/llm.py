@@ -157,6 +157,11 @@ class LLM:
         with self._turn:
             return self.core.stats()
 
+    def cache_snapshot(self) -> dict[str, Any] | None:
+        """The prefix tree as it is now, for `denim cache inspect`: see `EngineCore.cache_snapshot`."""
+        with self._turn:
+            return self.core.cache_snapshot()
+
     def check(self) -> None:
         """Raises AssertionError when an invariant of memory or scheduler is broken."""
         with self._turn:

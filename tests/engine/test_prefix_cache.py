@@ -238,6 +238,9 @@ def test_the_async_engine(mute: tuple[Path, Judge]) -> None:
                 async for _ in engine.generate(prompt, GREEDY, cache_salt=salt):
                     pass
                 hits.append((await engine.stats())["prefix"]["hit_tokens"])
+            shown = await engine.cache_snapshot()
+            assert shown["account"] == (await engine.stats())["prefix"]
+            assert [space["salted"] for space in shown["namespaces"]] == [True, True]
             await engine.reset_prefix_cache()
             assert (await engine.stats())["prefix"]["checkpoints"] == 0
         return hits
