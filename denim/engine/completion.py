@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from denim.engine.outputs import CompletionOutput, StreamDelta, logprobs_by_token
+from denim.engine.outputs import CompletionOutput, RequestOutput, StreamDelta, logprobs_by_token
 from denim.engine.text_stream import TextStream
 from denim.engine.tokenizer import Tokenizer
 from denim.runner.logprobs import TokenLogprobs
@@ -17,11 +17,12 @@ from denim.sampling_params import SamplingParams
 
 
 class Completion:
-    """Completion `index` of request `request_id`. `max_tokens` is what params and context allow."""
+    """Completion `index` of the request whose output is `request`. `max_tokens` is what params and context
+    allow."""
 
     def __init__(
         self,
-        request_id: str,
+        request: RequestOutput,
         index: int,
         params: SamplingParams,
         sampling: SamplingState,
@@ -29,7 +30,7 @@ class Completion:
         end_token_ids: Sequence[int],
         tokenizer: Tokenizer | None,
     ) -> None:
-        self.request_id = request_id
+        self.request = request
         self.params = params
         self.sampling = sampling
         self.max_tokens = max_tokens
@@ -59,14 +60,17 @@ class Completion:
         return self._delta("" if reason == "error" else self._text.flush(), [], None)
 
     def _delta(self, text: str, tokens: list[int], logprobs: list | None) -> StreamDelta:
-        output = self.output
+        output, request = self.output, self.request
+        first = output.index == 0 and len(output.token_ids) == len(tokens) == 1
         output.text += text
         return StreamDelta(
-            self.request_id,
+            request.request_id,
             output.index,
             text,
             tokens,
             logprobs,
             output.finish_reason,
             output.stop_reason,
+            request.num_cached_tokens,
+            request.prompt_logprobs if first else None,
         )

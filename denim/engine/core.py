@@ -13,7 +13,6 @@ from itertools import count
 from numbers import Integral
 from typing import Any
 
-from denim.cache.boundaries import ChatText, chat_boundaries, marked_positions
 from denim.cache.prefix_cache import HasRoom, Namespace, PrefixCache
 from denim.cache.sizing import can_hit, open_cache
 from denim.cache.snapshot import snapshot
@@ -26,7 +25,7 @@ from denim.engine.memory_plan import plan_memory
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import Prompt, PromptReader, ReadPrompt
-from denim.engine.tokenizer import Message, need_tokenizer
+from denim.engine.tokenizer import Message
 from denim.errors import DenimError, RequestError
 from denim.layers.paged_attention import StepLimits
 from denim.ledger.preemption import recompute_rule
@@ -78,7 +77,8 @@ class EngineCore:
             attention=options.attention_backend,
             eager=options.enforce_eager,
         )
-        self._reader = PromptReader(self.tokenizer, spec.vocab_size, capacity.max_model_len)
+        wants_positions = options.checkpoint_policy == "auto"
+        self._reader = PromptReader(self.tokenizer, spec.vocab_size, capacity.max_model_len, wants_positions)
         self.steps = 0
         self.tokens = 0
         self._ids = count()  # of completions; the scheduler's ids
@@ -156,22 +156,7 @@ class EngineCore:
     def read_chat(self, messages: Sequence[Message], **template_options: Any) -> ReadPrompt:
         """The prompt of a conversation, with the positions that its next turn will share; from any thread.
         `template_options` go to the chat template. Raises RequestError."""
-        tokenizer = need_tokenizer(self.tokenizer, "A chat")
-        text = tokenizer.render_chat(messages, **template_options)
-        read = self.read(tokenizer.encode(text, add_special_tokens=False))
-        if self.options.checkpoint_policy != "auto":
-            return read
-        specials = tokenizer.special_ids.intersection(read.tokens)
-        chat = ChatText(
-            text,
-            read.tokens,
-            render=lambda later: tokenizer.render_chat(later, False, **template_options),
-            encode=lambda part: tokenizer.encode(part, add_special_tokens=False),
-            specials=[tokenizer.decode_one(token) for token in specials],
-        )
-        return read._replace(
-            boundaries=chat_boundaries(chat, messages), marks=marked_positions(chat, messages)
-        )
+        return self._reader.read_chat(messages, **template_options)
 
     def add(
         self,
@@ -388,7 +373,7 @@ class EngineCore:
         room = self.scheduler.config.max_model_len - len(prompt)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         sampling = SamplingState(params, prompt, self.spec.vocab_size, ends, index)
-        completion = Completion(output.request_id, index, params, sampling, max_tokens, ends, self.tokenizer)
+        completion = Completion(output, index, params, sampling, max_tokens, ends, self.tokenizer)
         scored = params.prompt_logprobs if index == 0 else None
         id_ = next(self._ids)
         self.scheduler.add(Request(id_, prompt, max_tokens, sampling, priority, scored, family, reuse))

@@ -88,6 +88,8 @@ class StreamDelta:
 
     `text` may be empty: a character is not whole yet, or a stop string may be coming. The last delta of
     a completion has a finish_reason; the texts of all of them joined are `CompletionOutput.text`.
+    `num_cached_tokens` is the request's. `prompt_logprobs` (see `RequestOutput`) come with the first token of
+    completion 0, where they were asked for.
     """
 
     request_id: str
@@ -97,6 +99,8 @@ class StreamDelta:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def finished(self) -> bool:

@@ -1,14 +1,16 @@
-"""A prompt on its way in: from text or token ids to checked token ids.
+"""A prompt on its way in: from text, token ids or messages to checked token ids.
 
-Owns what a prompt may be. Knows the tokenizer, the vocabulary and the context; nothing of requests.
+Owns what a prompt may be. Knows the tokenizer, the vocabulary and the context; nothing of requests. Needs no
+engine: a server reads prompts in a process of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from denim.engine.tokenizer import Tokenizer, need_tokenizer
+from denim.cache.boundaries import ChatText, chat_boundaries, marked_positions
+from denim.engine.tokenizer import Message, Tokenizer, need_tokenizer
 from denim.errors import RequestError
 
 Prompt = str | Sequence[int]
@@ -25,12 +27,18 @@ class ReadPrompt(NamedTuple):
 
 
 class PromptReader:
-    """Reads prompts for one model. Safe to call from several threads."""
+    """Reads prompts for one model. Safe to call from several threads.
 
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> None:
+    `chat_positions`: whether a chat's prompt carries the positions that the prefix cache wants.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, chat_positions: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._longest = max_model_len
+        self._chat_positions = chat_positions
 
     def read(self, prompt: Prompt) -> ReadPrompt:
         """Raises RequestError for what is no prompt, is empty, or leaves no room for one token of output."""
@@ -45,6 +53,27 @@ class PromptReader:
         if len(read.tokens) >= self._longest:
             raise self._too_long(f"{len(read.tokens):,} tokens")
         return read
+
+    def read_chat(self, messages: Sequence[Message], **template_options: Any) -> ReadPrompt:
+        """The prompt of a conversation, with the positions that its next turn will share. `template_options`
+        go to the chat template. Raises RequestError."""
+        tokenizer = need_tokenizer(self._tokenizer, "A chat")
+        text = tokenizer.render_chat(messages, **template_options)
+        self._refuse_hopeless(text, tokenizer)
+        read = self.read(tokenizer.encode(text, add_special_tokens=False))
+        if not self._chat_positions:
+            return read
+        specials = tokenizer.special_ids.intersection(read.tokens)
+        chat = ChatText(
+            text,
+            read.tokens,
+            render=lambda later: tokenizer.render_chat(later, False, **template_options),
+            encode=lambda part: tokenizer.encode(part, add_special_tokens=False),
+            specials=[tokenizer.decode_one(token) for token in specials],
+        )
+        return read._replace(
+            boundaries=chat_boundaries(chat, messages), marks=marked_positions(chat, messages)
+        )
 
     def _refuse_hopeless(self, text: str, tokenizer: Tokenizer) -> None:
         """Refuse a text that no tokenisation makes short enough, before time is spent on it."""
