@@ -7,6 +7,7 @@ clients reach it through an inbox, and each gets its deltas through a queue of i
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import queue
 import threading
@@ -14,13 +15,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import torch
+
 from denim.engine.cache_wishes import CacheWishes
 from denim.engine.core import EngineCore
+from denim.engine.facts import EngineFacts
 from denim.engine.log import show_log
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import Prompt, ReadPrompt
-from denim.engine.tokenizer import Message
+from denim.engine.tokenizer import Message, Tokenizer
 from denim.errors import DenimError
 from denim.sampling_params import SamplingParams
 
@@ -29,6 +33,13 @@ log = logging.getLogger("denim")
 
 class EngineClosedError(DenimError, RuntimeError):
     """The engine was closed, or its thread died, while the request waited."""
+
+
+class EngineAsleepError(DenimError, RuntimeError):
+    """The engine sleeps, and has no model in memory."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine sleeps; wake it first")
 
 
 class _Client:
@@ -52,7 +63,12 @@ class AsyncEngine:
 
     def __init__(self, model: Any = None, **options: Any) -> None:
         show_log()
-        self._core = EngineCore(EngineOptions.of(model=model, **options))
+        self._options = EngineOptions.of(model=model, **options)
+        core = EngineCore(self._options)
+        self._awake: EngineCore | None = core  # None: the engine sleeps
+        self._reader = core.reader
+        self.facts: EngineFacts = core.facts
+        self.tokenizer: Tokenizer | None = core.tokenizer
         self._clients: dict[str, _Client] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._gate = threading.Lock()  # nothing enters the inbox once `_closing` is set
@@ -75,13 +91,13 @@ class AsyncEngine:
         cancellation, aborts the request. `prompt` may have been read before (`read_chat`).
 
         `cache_salt`, `cache_control`, `no_store`: see `CacheWishes`. Raises RequestError when it cannot be
-        served, EngineClosedError when the engine ends first.
+        served, EngineClosedError when the engine ends first, EngineAsleepError while it sleeps.
         """
         cache = CacheWishes(cache_salt, cache_control, no_store)
         if isinstance(prompt, ReadPrompt):
             read = prompt
         else:  # long texts must not hold up the others
-            read = await asyncio.to_thread(self._core.read, prompt)
+            read = await self.read(prompt)
         client = _Client()
         started: asyncio.Future[str] = client.loop.create_future()
 
@@ -113,25 +129,43 @@ class AsyncEngine:
         """End a request at once; its iteration gets a last delta with finish_reason "abort"."""
         self._post(lambda: self._abort(request_id))
 
+    async def read(self, prompt: Prompt) -> ReadPrompt:
+        """Tokenise and check a prompt for `generate`, beside the event loop. Raises RequestError."""
+        return await asyncio.to_thread(self._reader.read, prompt)
+
     async def read_chat(self, messages: Sequence[Message], **template_options: Any) -> ReadPrompt:
-        """The prompt of a conversation for `generate`; see `EngineCore.read_chat`."""
-        return await asyncio.to_thread(self._core.read_chat, messages, **template_options)
+        """The prompt of a conversation for `generate`; see `PromptReader.read_chat`."""
+        return await asyncio.to_thread(self._reader.read_chat, messages, **template_options)
 
     async def reset_prefix_cache(self) -> None:
         """See `EngineCore.reset_prefix_cache`."""
-        await self._ask(self._core.reset_prefix_cache)
+        await self._ask(lambda: self._core.reset_prefix_cache())
 
     async def stats(self) -> dict[str, Any]:
         """See `EngineCore.stats`."""
-        return await self._ask(self._core.stats)
+        return await self._ask(lambda: self._core.stats())
 
     async def cache_snapshot(self) -> dict[str, Any] | None:
         """See `EngineCore.cache_snapshot`."""
-        return await self._ask(self._core.cache_snapshot)
+        return await self._ask(lambda: self._core.cache_snapshot())
 
     async def check(self) -> None:
         """Raises AssertionError when an invariant of memory or scheduler is broken."""
-        await self._ask(self._core.check)
+        await self._ask(lambda: self._core.check())
+
+    @property
+    def asleep(self) -> bool:
+        return self._awake is None
+
+    async def sleep(self) -> None:
+        """Let go of weights, states and cache. Requests that run end with finish_reason "abort"; until `wake`
+        all that needs the model raises EngineAsleepError. Sleeping twice is no error."""
+        await self._ask(self._fall_asleep)
+
+    async def wake(self) -> None:
+        """Read the weights again and start with empty memory. Raises what the constructor raises; then the
+        engine goes on sleeping."""
+        await self._ask(self._wake_up)
 
     async def close(self) -> None:
         """Abort what runs, end the thread, free the memory. Closing twice is no error."""
@@ -146,14 +180,39 @@ class AsyncEngine:
 
     # The engine's thread
 
+    @property
+    def _core(self) -> EngineCore:
+        if self._awake is None:
+            raise EngineAsleepError
+        return self._awake
+
+    @property
+    def _has_work(self) -> bool:
+        return self._awake is not None and self._awake.has_work
+
+    def _fall_asleep(self) -> None:
+        if self._awake is None:
+            return
+        for id_ in list(self._awake.requests):
+            self._abort(id_)
+        self._awake.settle()  # a step that is still on its way uses the memory
+        self._awake = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _wake_up(self) -> None:
+        if self._awake is None:
+            self._awake = EngineCore(self._options)
+
     def _run(self) -> None:
         try:
             while not self._closing:
-                if not self._core.has_work:
+                if not self._has_work:
                     self._inbox.get()()
                 while not self._inbox.empty():
                     self._inbox.get()()
-                if self._core.has_work and not self._closing:
+                if self._has_work and not self._closing:
                     for delta in self._core.step():
                         self._deliver(delta)
         except BaseException as error:
@@ -162,8 +221,9 @@ class AsyncEngine:
             self._leave(EngineClosedError(f"the engine died: {error!r}; start a new one"))
         else:
             self._leave(EngineClosedError("the engine was closed"))
-            for id_ in list(self._core.requests):
-                self._core.abort(id_)
+            if self._awake is not None:
+                for id_ in list(self._awake.requests):
+                    self._awake.abort(id_)
 
     def _leave(self, error: EngineClosedError) -> None:
         """Answer everybody: first what was sent before the end, then all that wait, those included."""
@@ -178,7 +238,7 @@ class AsyncEngine:
         if client is None:
             return
         client.give(delta)
-        if delta.request_id not in self._core.requests:
+        if delta.request_id not in self._core.requests:  # its last delta
             del self._clients[delta.request_id]
             client.give(None)
 
@@ -188,6 +248,8 @@ class AsyncEngine:
             self._abort(request_id)
 
     def _abort(self, request_id: str) -> None:
+        if self._awake is None:
+            return
         for delta in self._core.abort(request_id):
             self._deliver(delta)
 

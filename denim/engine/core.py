@@ -19,6 +19,7 @@ from denim.cache.snapshot import snapshot
 from denim.engine.cache_wishes import NO_WISHES, CacheWishes
 from denim.engine.capacity import describe
 from denim.engine.completion import Completion
+from denim.engine.facts import EngineFacts
 from denim.engine.in_flight import InFlight
 from denim.engine.loading import LoadedModel, load
 from denim.engine.memory_plan import plan_memory
@@ -31,7 +32,7 @@ from denim.layers.paged_attention import StepLimits
 from denim.ledger.preemption import recompute_rule
 from denim.ledger.units import parse_bytes
 from denim.memory.arena import Arena
-from denim.memory.layout import PAGE
+from denim.memory.layout import PAGE, SLOT
 from denim.memory.storage import Storage
 from denim.memory.swap import SwapSpace
 from denim.runner.forward import Forward
@@ -78,7 +79,7 @@ class EngineCore:
             eager=options.enforce_eager,
         )
         wants_positions = options.checkpoint_policy == "auto"
-        self._reader = PromptReader(self.tokenizer, spec.vocab_size, capacity.max_model_len, wants_positions)
+        self.reader = PromptReader(self.tokenizer, spec.vocab_size, capacity.max_model_len, wants_positions)
         self.steps = 0
         self.tokens = 0
         self._ids = count()  # of completions; the scheduler's ids
@@ -151,12 +152,12 @@ class EngineCore:
 
     def read(self, prompt: Prompt) -> ReadPrompt:
         """Tokenise and check a prompt, which `add` does too; from any thread."""
-        return self._reader.read(prompt)
+        return self.reader.read(prompt)
 
     def read_chat(self, messages: Sequence[Message], **template_options: Any) -> ReadPrompt:
         """The prompt of a conversation, with the positions that its next turn will share; from any thread.
         `template_options` go to the chat template. Raises RequestError."""
-        return self._reader.read_chat(messages, **template_options)
+        return self.reader.read_chat(messages, **template_options)
 
     def add(
         self,
@@ -328,6 +329,28 @@ class EngineCore:
         return deltas
 
     # What an operator sees
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What stays the same while the engine runs."""
+        capacity, layout = self.capacity, self.layout
+        entry_bytes = {entry.name: entry.entry_bytes for entry in layout.classes}
+        return EngineFacts(
+            model=self.loaded.name,
+            device=str(self.loaded.device),
+            dtype=self.spec.dtype,
+            vocab_size=self.spec.vocab_size,
+            max_model_len=capacity.max_model_len,
+            max_num_seqs=capacity.max_num_seqs,
+            max_num_batched_tokens=capacity.max_num_batched_tokens,
+            page_size=layout.page_size,
+            chunk_size=self.options.chunk_size,
+            checkpoint_policy=self.options.checkpoint_policy,
+            weight_bytes=capacity.weight_bytes,
+            arena_bytes=capacity.num_slabs * layout.slab_bytes,
+            slot_bytes=entry_bytes.get(SLOT, 0),
+            page_bytes=entry_bytes.get(PAGE, 0),
+        )
 
     def stats(self) -> dict[str, Any]:
         """Keys: slabs, pages, slots, each {total, used, cached, free}; running, waiting, swapped;

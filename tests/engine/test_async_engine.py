@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from denim import AsyncEngine, RequestError, SamplingParams
-from denim.engine.async_engine import EngineClosedError
+from denim.engine.async_engine import EngineAsleepError, EngineClosedError
 from denim.engine.outputs import StreamDelta
 from tests.exactness.harness import tokens_of
 from tests.exactness.judge import Judge
@@ -336,3 +337,45 @@ def test_clients_of_two_event_loops(mute: tuple[Path, Judge]) -> None:
 
     asyncio.run(abandon())
     judge.greedy(prompt, asyncio.run(again()))
+
+
+def test_sleep_lets_go_of_the_model_and_wake_starts_afresh(mute: tuple[Path, Judge]) -> None:
+    folder, judge = mute
+    prompt = tokens_of(90, 3, VOCAB)
+
+    async def scene(engine: AsyncEngine) -> list[list[int]]:
+        before = await tokens(engine.generate(prompt, GREEDY))
+        running = engine.generate(tokens_of(9, 4, VOCAB), ENDLESS)
+        await anext(running)
+        model = weakref.ref(engine._core.loaded.model)
+        await engine.sleep()
+        await engine.sleep()
+        assert [delta.finish_reason async for delta in running][-1] == "abort"
+        assert engine.asleep and model() is None
+        for question in (engine.stats, engine.check, engine.reset_prefix_cache):
+            with pytest.raises(EngineAsleepError):
+                await question()
+        with pytest.raises(EngineAsleepError):
+            await anext(engine.generate(prompt, GREEDY))
+        await engine.wake()
+        assert not engine.asleep
+        cold = [delta async for delta in engine.generate(prompt, GREEDY)]
+        assert cold[0].num_cached_tokens == 0
+        warm = [delta async for delta in engine.generate(prompt, GREEDY)]
+        assert warm[0].num_cached_tokens == len(prompt) - 1
+        return [before, *([t for delta in run for t in delta.token_ids] for run in (cold, warm))]
+
+    before, cold, warm = play(folder, scene)
+    assert before == cold == warm
+    judge.greedy(prompt, before)
+
+
+def test_the_prompt_s_scores_come_with_the_first_token(mute: tuple[Path, Judge]) -> None:
+    prompt = tokens_of(21, 3, VOCAB)
+
+    async def scene(engine: AsyncEngine) -> list[StreamDelta]:
+        params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1, n=2)
+        return [delta async for delta in engine.generate(prompt, params)]
+
+    scored = [delta for delta in play(mute[0], scene) if delta.prompt_logprobs is not None]
+    assert [(delta.index, len(delta.prompt_logprobs or ())) for delta in scored] == [(0, 21)]
