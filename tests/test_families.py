@@ -15,6 +15,7 @@ from denim.commands.inspect import describe
 from denim.ledger.cost import ledger_json, ledger_of
 from denim.models.registry import all_families
 from denim.models.weights import load_model
+from denim.spec.published import FOLDER as CONFIGS
 from denim.spec.reader import read_spec
 from tests.exactness.harness import COLD, cold_tokens, crossings, greedy, run, tokens_of, warm
 from tests.exactness.judge import Judge, judge_run
@@ -22,7 +23,6 @@ from tests.families.row import VOCAB, Row
 from tests.families.small import configs, rows
 from tests.tiny import Bench, checkpoint
 
-CONFIGS = Path(__file__).parent / "families" / "configs"
 TOLERANCE = 3e-4  # of the spread of the oracle's logits
 LENGTH = 150
 

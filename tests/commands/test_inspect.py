@@ -17,6 +17,7 @@ from denim.commands.inspect import describe, show_model
 from denim.errors import ConfigError
 from denim.ledger import ledger_of
 from denim.spec import read_spec
+from denim.spec.published import FOLDER as CONFIGS
 from tests.spec.configs import qwen3_5_0_8b, qwen3_5_35b_a3b_text
 
 
@@ -83,7 +84,7 @@ def test_a_config_alone_will_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_fp8_blocks_that_hopper_takes_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    config = Path(__file__).parents[1] / "families" / "configs" / "qwen3_5_27b_fp8.json"
+    config = CONFIGS / "qwen3_5_27b_fp8.json"
     show_model(config, as_json=False)
     text = " ".join(capsys.readouterr().out.split())
     assert "as they are on Hopper (27.9 GiB of weights there), dequantised elsewhere" in text

@@ -13,9 +13,9 @@ import pytest
 
 from denim.commands.plan import read_workloads, seconds_text, show_plan
 from denim.errors import ConfigError
+from denim.spec.published import FOLDER as CONFIGS
 from tests.spec.configs import qwen3_5_0_8b
 
-CONFIGS = Path(__file__).parents[1] / "families" / "configs"
 STARTUP_BOUND = 2.0  # seconds; it takes 0.3 on an idle machine, and the machine may be busy
 
 # Of the six, what does not fit one H200 is shared by so many.

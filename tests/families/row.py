@@ -44,7 +44,7 @@ class Row:
     reference_bytes: what transformers' cache holds for a prompt, as Denim counts it: (KV bytes, bytes of
         recurrent states, bytes of convolution windows of width - 1 columns). None: the reference keeps no
         comparable cache; the row says why in `note`.
-    configs: published configs (file names in tests/families/configs/) with what must be read from them:
+    configs: published configs (file names in denim/spec/published/) with what must be read from them:
         layer pattern, and number of parameters in billions to 2%.
     """
 

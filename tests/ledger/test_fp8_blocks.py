@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,7 @@ from denim.ledger.fp8_blocks import fp8_saving
 from denim.ledger.step_floor import weights_read
 from denim.memory.capacity_plan import CapacityPlan
 from denim.spec import read_spec
-
-CONFIGS = Path(__file__).parents[1] / "families" / "configs"
+from denim.spec.published import FOLDER as CONFIGS
 
 
 def test_a_dense_model_is_nearly_half() -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from denim.ledger.lengths import Lengths
 from denim.ledger.peers import SglangLayout, VllmLayout
 from denim.spec import read_spec
+from denim.spec.published import FOLDER as CONFIGS
 from tests.ledger.models import illustrative
 from tests.spec.configs import qwen3_5_0_8b
 
-CONFIGS = Path(__file__).parents[1] / "families" / "configs"
 KIB, MIB = 1024, 2**20
 
 

@@ -15,9 +15,9 @@ from denim.memory.fit import requests_that_fit
 from denim.memory.layout import PAGE, SLOT
 from denim.memory.plan_json import plan_json
 from denim.spec import embedded_model, read_spec
+from denim.spec.published import FOLDER as CONFIGS
 from tests.spec.configs import qwen3_5_0_8b
 
-CONFIGS = Path(__file__).parents[1] / "families" / "configs"
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 H200 = find_device("H200")
 

@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from denim.errors import ConfigError
 from denim.models.weights import load_model
+from denim.spec.published import FOLDER as CONFIGS
 from denim.spec.reader import read_spec
 from tests.families.bailing_hybrid import oracle, save
 
-FLASH = json.loads((Path(__file__).parents[1] / "families/configs/ling_3.0_flash.json").read_text())
+FLASH = json.loads((CONFIGS / "ling_3.0_flash.json").read_text())
 
 
 def load(folder: Path) -> torch.nn.Module:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
 from denim.errors import ConfigError
 from denim.ledger.cost import ledger_json
+from denim.spec.published import FOLDER as CONFIGS
 from denim.spec.reader import read_spec
 
-CONFIG = Path(__file__).parents[1] / "families" / "configs" / "falcon-h1-0.5b.json"
+CONFIG = CONFIGS / "falcon-h1-0.5b.json"
 
 
 @pytest.mark.parametrize(

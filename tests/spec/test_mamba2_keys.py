@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ import pytest
 from denim.errors import ConfigError
 from denim.ledger.cost import ledger_of
 from denim.spec.linear import Mamba2
+from denim.spec.published import FOLDER as CONFIGS
 from denim.spec.reader import read_spec
-
-CONFIGS = Path(__file__).parents[1] / "families" / "configs"
 
 
 def config(name: str, **changes: Any) -> dict[str, Any]:

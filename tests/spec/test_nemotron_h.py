@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from denim.errors import ConfigError
+from denim.spec.published import FOLDER as CONFIGS
 from denim.spec.reader import read_spec
 
-CONFIG = json.loads((Path(__file__).parents[1] / "families" / "configs" / "nemotron-h-8b.json").read_text())
+CONFIG = json.loads((CONFIGS / "nemotron-h-8b.json").read_text())
 SHORT = "M*-"
 NAMES = ["mamba", "attention", "mlp"]
 

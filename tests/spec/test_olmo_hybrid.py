@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ from denim.errors import ConfigError
 from denim.spec import read_spec
 from denim.spec.attention import FullAttention
 from denim.spec.linear import GatedDeltaNet
+from denim.spec.published import FOLDER as CONFIGS
 
-CONFIG = Path(__file__).parents[1] / "families" / "configs" / "olmo_hybrid_7b.json"
+CONFIG = CONFIGS / "olmo_hybrid_7b.json"
 DEFAULTED = (
     "layer_types",
     "num_key_value_heads",

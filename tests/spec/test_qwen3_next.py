@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import pytest
 from denim.errors import ConfigError
 from denim.spec import read_spec
 from denim.spec.ffn import DenseFFN, MoEFFN
-
-CONFIGS = Path(__file__).parents[1] / "families" / "configs"
+from denim.spec.published import FOLDER as CONFIGS
 
 
 def published(**changes: Any) -> dict[str, Any]:

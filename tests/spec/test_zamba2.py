@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from denim.errors import ConfigError
 from denim.spec.families.zamba2 import SharedAttention
+from denim.spec.published import FOLDER as CONFIGS
 from denim.spec.reader import read_spec
-
-CONFIGS = Path(__file__).parents[1] / "families" / "configs"
 
 
 @pytest.mark.parametrize(
