@@ -16,7 +16,14 @@ class ConfigError(DenimError, ValueError):
 
 
 class RequestError(DenimError, ValueError):
-    """One request cannot be served as asked; others are not touched."""
+    """One request cannot be served as asked; others are not touched.
+
+    `param` is the parameter at fault, where it is one.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class CapacityError(DenimError, RuntimeError):

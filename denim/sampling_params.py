@@ -165,8 +165,17 @@ class SamplingParams:
             raise _bad("stop_token_ids", "every token", "leaves nothing to draw for min_tokens; name fewer")
 
 
+def checked_params(params: object) -> SamplingParams:
+    """What a caller gave as parameters; None: the defaults. RequestError if they are something else."""
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"params={params!r} must be SamplingParams")
+    return params
+
+
 def _bad(field: str, value: object, rule: str) -> RequestError:
-    return RequestError(f"{field}={value!r}: {field} {rule}.")
+    return RequestError(f"{field}={value!r}: {field} {rule}.", field)
 
 
 def _number(

@@ -40,7 +40,7 @@ from denim.runner.plan import StepPlan
 from denim.runner.random import derive_seed
 from denim.runner.runner import Flight, Runner, StepOutput
 from denim.runner.sampler import SamplingState
-from denim.sampling_params import SamplingParams
+from denim.sampling_params import SamplingParams, checked_params
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.request import Family, Request
 from denim.scheduler.reuse import Reuse
@@ -170,7 +170,7 @@ class EngineCore:
     ) -> str:
         """Queue a request; returns its id. Raises RequestError, with nothing kept, when it cannot run."""
         read = prompt if isinstance(prompt, ReadPrompt) else self.read(prompt)
-        params = _checked_params(params)
+        params = checked_params(params)
         if isinstance(priority, bool) or not isinstance(priority, Integral):
             raise RequestError(f"priority={priority!r} must be a whole number; lower goes first")
         if request_id is None:
@@ -340,6 +340,7 @@ class EngineCore:
             device=str(self.loaded.device),
             dtype=self.spec.dtype,
             vocab_size=self.spec.vocab_size,
+            end_token_ids=self.defaults.end_token_ids,
             max_model_len=capacity.max_model_len,
             max_num_seqs=capacity.max_num_seqs,
             max_num_batched_tokens=capacity.max_num_batched_tokens,
@@ -438,11 +439,3 @@ class EngineCore:
         request_id = self._request_of.pop(id_)
         if self.requests[request_id].close():
             del self.requests[request_id]
-
-
-def _checked_params(params: SamplingParams | None) -> SamplingParams:
-    if params is None:
-        return SamplingParams()
-    if not isinstance(params, SamplingParams):
-        raise RequestError(f"params={params!r} must be SamplingParams")
-    return params

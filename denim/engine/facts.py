@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """model: the folder's name. max_model_len: tokens of prompt and output. All are the values in force, after
-    clamping and rounding."""
+    """model: the folder's name. max_model_len: tokens of prompt and output. The values are those in force,
+    after clamping and rounding.
+    """
 
     model: str
     device: str
     dtype: str
     vocab_size: int
+    end_token_ids: tuple[int, ...]
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from denim.runner.logprobs import TokenLogprobs
 
@@ -82,18 +83,18 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
-@dataclass(frozen=True)
-class StreamDelta:
+class StreamDelta(NamedTuple):
     """What one step adds to completion `index` of a request.
 
-    `text` may be empty: a character is not whole yet, or a stop string may be coming. The last delta of
-    a completion has a finish_reason; the texts of all of them joined are `CompletionOutput.text`.
+    A reader who was slow gets what several steps added as one. `text` may be empty: a character is not whole
+    yet, or a stop string may be coming. The last delta of a completion has a finish_reason; the texts of all
+    of them joined are `CompletionOutput.text`.
     `num_cached_tokens` is the request's. `prompt_logprobs` (see `RequestOutput`) come with the first token of
     completion 0, where they were asked for.
     """
 
     request_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # not tuple's method
     text: str
     token_ids: list[int]
     logprobs: list[dict[int, Logprob]] | None = None

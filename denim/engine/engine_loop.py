@@ -1,0 +1,158 @@
+"""The loop that runs an engine: commands in, events out, a step between them.
+
+Owns the turn: take what has come, make one step, send what it brought in one batch. So a command never waits
+for more than one step. Touches `EngineCore` alone; does not know whether it runs in a thread or in a process,
+nor how messages travel.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from denim.engine.core import EngineCore
+from denim.engine.messages import Abort, Accepted, Add, Answer, Ask, Close, Command, Deltas, Event, Refused
+from denim.engine.options import EngineOptions
+from denim.engine.outputs import StreamDelta
+from denim.engine.unavailable import EngineAsleepError
+from denim.errors import DenimError
+
+log = logging.getLogger("denim")
+
+# Questions that are answered by the method of that name of `EngineCore`, and by `EngineLoop` itself.
+OF_THE_CORE = ("stats", "check", "cache_snapshot", "reset_prefix_cache")
+OF_THE_LOOP = ("sleep", "wake")
+
+
+class EngineLoop:
+    """`receive(wait)` gives the commands that have come, at least one if it is to wait. `send` takes the
+    events of one turn.
+
+    Raises what `EngineCore` raises when the model cannot be served.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        receive: Callable[[bool], Iterable[Command]],
+        send: Callable[[Sequence[Event]], None],
+    ) -> None:
+        self.options = options
+        self.core: EngineCore | None = EngineCore(options)  # None: the engine sleeps
+        self._receive = receive
+        self._send = send
+        self._open = True
+        self._events: list[Event] = []  # of this turn
+        self._tickets: dict[str, int] = {}  # of the requests that run, by id
+        self._ids: dict[int, str] = {}
+
+    def run(self) -> None:
+        """Until Close comes; then what still runs ends, and its memory is free."""
+        while self._open:
+            for command in self._receive(not self._busy):
+                self._obey(command)
+            if self._open and self.core is not None and self.core.has_work:
+                self._tell(self.core.step())
+            if self._events:
+                self._send(self._events)
+                self._events = []
+        self._end_all()
+
+    @property
+    def _busy(self) -> bool:
+        return self.core is not None and self.core.has_work
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Add():
+                self._add(command)
+            case Abort(ticket):
+                if self.core is not None and ticket in self._ids:
+                    self._tell(self.core.abort(self._ids[ticket]))
+            case Ask():
+                self._events.append(self._answer(command))
+            case Close():
+                self._open = False
+
+    def _add(self, new: Add) -> None:
+        try:
+            id_ = self._awake().add(
+                new.prompt, new.params, request_id=new.request_id, priority=new.priority, cache=new.cache
+            )
+        except Exception as error:
+            self._events.append(Refused(new.ticket, _sendable(error)))
+            if not isinstance(error, DenimError):  # the books may have started afresh, without anybody
+                log.exception("a request could not be queued")
+                self._give_up_lost()
+        else:
+            self._tickets[id_], self._ids[new.ticket] = new.ticket, id_
+            self._events.append(Accepted(new.ticket, id_))
+
+    def _tell(self, deltas: list[StreamDelta]) -> None:
+        """Note deltas for the clients, and forget the requests that are over with them."""
+        assert self.core is not None
+        self._events.append(Deltas([(self._tickets[delta.request_id], delta) for delta in deltas]))
+        for delta in deltas:
+            if delta.finished and delta.request_id not in self.core.requests:
+                self._forget(delta.request_id)
+
+    def _forget(self, request_id: str) -> int | None:
+        ticket = self._tickets.pop(request_id, None)
+        if ticket is not None:
+            del self._ids[ticket]
+        return ticket
+
+    def _give_up_lost(self) -> None:
+        assert self.core is not None
+        for id_ in [id_ for id_ in self._tickets if id_ not in self.core.requests]:
+            ticket = self._forget(id_)
+            assert ticket is not None
+            self._events.append(Refused(ticket, RuntimeError("an error of the engine lost the request")))
+
+    def _answer(self, ask: Ask) -> Answer:
+        try:
+            if ask.question in OF_THE_LOOP:
+                return Answer(ask.number, getattr(self, ask.question)(), None)
+            assert ask.question in OF_THE_CORE, ask.question
+            return Answer(ask.number, getattr(self._awake(), ask.question)(), None)
+        except Exception as error:
+            return Answer(ask.number, None, _sendable(error))
+
+    def _awake(self) -> EngineCore:
+        if self.core is None:
+            raise EngineAsleepError
+        return self.core
+
+    def _end_all(self) -> None:
+        if self.core is not None:
+            for id_ in list(self.core.requests):
+                self.core.abort(id_)
+
+    # Questions of its own
+
+    def sleep(self) -> None:
+        """Let go of weights, states and cache. Requests that run end with finish_reason "abort"."""
+        if self.core is None:
+            return
+        for id_ in list(self.core.requests):
+            self._tell(self.core.abort(id_))
+        self.core.settle()  # a step that is still on its way uses the memory
+        self.core = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def wake(self) -> Any:
+        """Read the weights again and start with empty memory; the new facts. On an error it sleeps on."""
+        if self.core is None:
+            self.core = EngineCore(self.options)
+        return self.core.facts
+
+
+def _sendable(error: Exception) -> Exception:
+    """Errors of Denim and of checks travel as they are; others may be anything, and become their text."""
+    return error if isinstance(error, DenimError | AssertionError) else RuntimeError(repr(error))

@@ -1,0 +1,281 @@
+"""The clients' side of an engine, wherever its loop runs.
+
+Owns who waits for what: the reply streams and the questions that are open. Prompts are read here, and text is
+made here, so that the loop has neither to do. How messages travel is a subclass's: `AsyncEngine` has the loop
+in a thread, `denim.server.engine_client.EngineClient` in a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from denim.engine.cache_wishes import CacheWishes
+from denim.engine.facts import EngineFacts
+from denim.engine.messages import Abort, Accepted, Add, Answer, Ask, Command, Deltas, Event, Refused
+from denim.engine.outputs import StreamDelta
+from denim.engine.prompts import Prompt, PromptReader, ReadPrompt
+from denim.engine.reply_stream import ReplyStream
+from denim.engine.tokenizer import Message, Tokenizer
+from denim.engine.unavailable import EngineClosedError, EngineUnavailableError
+from denim.sampling_params import SamplingParams, checked_params
+
+# A text up to this many characters is tokenised on the spot, in well under a millisecond; a thread would cost
+# as much. Longer ones must not hold up the others.
+SHORT_TEXT = 2000
+
+
+class EngineFront(ABC):
+    """An engine for many clients, on one event loop or several.
+
+    facts: what the engine is. tokenizer: None for a model without one. asleep: whether it has no model in
+    memory. crashes: how often its process has died.
+    """
+
+    facts: EngineFacts
+    tokenizer: Tokenizer | None
+    asleep: bool = False
+    crashes: int = 0
+
+    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self._learn(facts)
+        self._streams: dict[int, ReplyStream] = {}  # by ticket; of all requests that are not over
+        self._left: dict[int, int] = {}  # completions of each that are not finished
+        self._open_ids: dict[str, int] = {}
+        self._questions: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = count()  # of tickets and questions
+        self._refusal: EngineUnavailableError | None = None  # what new requests get
+        self._emptied: list[asyncio.Future[None]] = []  # whoever waits until no request runs
+
+    # Requests
+
+    async def submit(
+        self,
+        prompt: Prompt | ReadPrompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        cache_control: Sequence[int] = (),
+        no_store: bool = False,
+    ) -> ReplyStream:
+        """Queue a request; returns its reply when the engine has accepted it. `prompt` may have been read
+        before (`read`, `read_chat`). `cache_salt`, `cache_control`, `no_store`: see `CacheWishes`.
+
+        Raises RequestError when it cannot be served, EngineUnavailableError when nobody can be just now.
+        """
+        cache = CacheWishes(cache_salt, cache_control, no_store)
+        params = checked_params(params)
+        read = prompt if isinstance(prompt, ReadPrompt) else await self.read(prompt)
+        if self._refusal is not None:
+            raise self._refusal.again()
+        room = self.facts.max_model_len - len(read.tokens)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        ticket = next(self._numbers)
+        stream = ReplyStream(
+            params, self.tokenizer, self.facts.end_token_ids, max_tokens, leave=lambda: self._abort(ticket)
+        )
+        if not params.stop and params.detokenize:  # where nothing is looked for, text is not needed
+            params = replace(params, detokenize=False)
+        self._streams[ticket], self._left[ticket] = stream, params.n
+        try:
+            self._send(Add(ticket, read._replace(text=None), params, request_id, priority, cache))
+            await stream.accepted()
+        except EngineUnavailableError:
+            self._forget(ticket)
+            raise
+        except asyncio.CancelledError:
+            self._abort(ticket)
+            raise
+        return stream
+
+    async def generate(
+        self,
+        prompt: Prompt | ReadPrompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        cache_control: Sequence[int] = (),
+        no_store: bool = False,
+    ) -> AsyncIterator[StreamDelta]:
+        """The request's deltas as they come; see `submit`. Leaving the iteration early, by `break` with
+        `aclose` or by cancellation, aborts the request."""
+        wishes: dict[str, Any] = {
+            "cache_salt": cache_salt,
+            "cache_control": cache_control,
+            "no_store": no_store,
+        }
+        async with await self.submit(prompt, params, request_id, priority=priority, **wishes) as stream:
+            async for delta in stream:
+                yield delta
+
+    async def abort(self, request_id: str) -> None:
+        """End a request at once; its iteration gets a last delta with finish_reason "abort"."""
+        ticket = self._open_ids.get(request_id)
+        if ticket is not None:
+            self._send(Abort(ticket))
+
+    async def read(self, prompt: Prompt) -> ReadPrompt:
+        """Tokenise and check a prompt for `submit`. Raises RequestError."""
+        if isinstance(prompt, str) and len(prompt) <= SHORT_TEXT:
+            return self._reader.read(prompt)
+        return await asyncio.to_thread(self._reader.read, prompt)
+
+    async def read_chat(self, messages: Sequence[Message], **template_options: Any) -> ReadPrompt:
+        """The prompt of a conversation for `submit`; see `PromptReader.read_chat`."""
+        return await asyncio.to_thread(self._reader.read_chat, messages, **template_options)
+
+    # Questions to the engine
+
+    async def stats(self) -> dict[str, Any]:
+        """See `EngineCore.stats`."""
+        return await self._ask("stats")
+
+    async def cache_snapshot(self) -> dict[str, Any] | None:
+        """See `EngineCore.cache_snapshot`."""
+        return await self._ask("cache_snapshot")
+
+    async def check(self) -> None:
+        """Raises AssertionError when an invariant of memory or scheduler is broken."""
+        await self._ask("check")
+
+    async def reset_prefix_cache(self) -> None:
+        """See `EngineCore.reset_prefix_cache`."""
+        await self._ask("reset_prefix_cache")
+
+    async def sleep(self) -> None:
+        """Let go of weights, states and cache. Requests that run end with finish_reason "abort"; until `wake`
+        all that needs the model raises EngineAsleepError. Sleeping twice is no error."""
+        await self._ask("sleep")
+        self.asleep = True
+
+    async def wake(self) -> None:
+        """Read the weights again and start with empty memory. Raises what the constructor raises; then the
+        engine goes on sleeping."""
+        self._learn(await self._ask("wake"))
+        self.asleep = False
+
+    # The end
+
+    async def drain(self) -> None:
+        """Take no new requests, and wait until those that run are over; for ever if they do not end."""
+        self._refusal = EngineClosedError("the engine is about to close and takes no new requests")
+        if self._streams:
+            over = asyncio.get_running_loop().create_future()
+            self._emptied.append(over)
+            if not self._streams:  # the last one has ended meanwhile, on another thread
+                return
+            await over
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Abort what runs, end the loop, free the memory. Closing twice is no error."""
+
+    async def __aenter__(self) -> EngineFront:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # Between the two
+
+    @abstractmethod
+    def _send(self, command: Command) -> None:
+        """Raises EngineUnavailableError when the loop is not there. From any thread."""
+
+    def _learn(self, facts: EngineFacts) -> None:
+        self.facts = facts
+        chat_positions = facts.checkpoint_policy == "auto"
+        self._reader = PromptReader(self.tokenizer, facts.vocab_size, facts.max_model_len, chat_positions)
+
+    async def _ask(self, question: str) -> Any:
+        number = next(self._numbers)
+        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(Ask(number, question))
+            return await answer
+        finally:
+            self._questions.pop(number, None)
+
+    def _abort(self, ticket: int) -> None:
+        self._forget(ticket)
+        with suppress(EngineUnavailableError):
+            self._send(Abort(ticket))
+
+    def _forget(self, ticket: int) -> None:
+        stream = self._streams.pop(ticket, None)
+        self._left.pop(ticket, None)
+        if stream is not None and self._open_ids.get(stream.request_id) == ticket:
+            del self._open_ids[stream.request_id]
+        if not self._streams:
+            waiting, self._emptied = self._emptied, []
+            for over in waiting:
+                _soon(over.get_loop(), _resolve, over, None)
+
+    def _take(self, events: Iterable[Event]) -> None:
+        """Hand events to whom they are for, one call an event loop. From the engine's thread, or an event
+        loop."""
+        calls: dict[asyncio.AbstractEventLoop, list[tuple[Callable[..., None], Any]]] = {}
+        for event in events:
+            match event:
+                case Deltas(items):
+                    for ticket, delta in items:
+                        if (stream := self._streams.get(ticket)) is not None:
+                            calls.setdefault(stream.loop, []).append((stream.give, delta))
+                            if delta.finished:
+                                self._finished(ticket)
+                case Accepted(ticket, request_id):
+                    if (stream := self._streams.get(ticket)) is not None:
+                        self._open_ids[request_id] = ticket
+                        calls.setdefault(stream.loop, []).append((stream.accept, request_id))
+                case Refused(ticket, error):
+                    if (stream := self._streams.get(ticket)) is not None:
+                        self._forget(ticket)
+                        calls.setdefault(stream.loop, []).append((stream.fail, error))
+                case Answer(number, value, error):
+                    if (answer := self._questions.pop(number, None)) is not None:
+                        _soon(answer.get_loop(), _resolve, answer, value if error is None else error)
+        for loop, made in calls.items():
+            _soon(loop, _call_all, made)
+
+    def _finished(self, ticket: int) -> None:
+        self._left[ticket] -= 1
+        if not self._left[ticket]:
+            self._forget(ticket)
+
+    def _lose(self, error: EngineUnavailableError) -> None:
+        """The loop has ended: everybody who waits gets `error`."""
+        for ticket, stream in list(self._streams.items()):
+            self._forget(ticket)
+            _soon(stream.loop, stream.fail, error.again())
+        for number in list(self._questions):
+            if (answer := self._questions.pop(number, None)) is not None:
+                _soon(answer.get_loop(), _resolve, answer, error.again())
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:
+    with suppress(RuntimeError):  # the event loop is gone, and with it whoever waited
+        loop.call_soon_threadsafe(call, *args)
+
+
+def _call_all(calls: Iterable[tuple[Callable[..., None], Any]]) -> None:
+    for call, value in calls:
+        call(value)
+
+
+def _resolve(future: asyncio.Future[Any], value: Any) -> None:
+    if future.done():
+        return
+    if isinstance(value, BaseException):
+        future.set_exception(value)
+    else:
+        future.set_result(value)
