@@ -1,0 +1,1 @@
+"""Engines behind HTTP: the OpenAI API, Anthropic's messages, and what an operator needs."""
