@@ -195,7 +195,8 @@ def make_core(folder: Path, cases: Sequence[Case], way: Way) -> EngineCore:
         options.pop("deferred_writes", None)  # refused where no layer can defer its writes
     layout = ArenaLayout.of(loaded.spec, page_size, records=records)
     alone = layout.slabs_for(layout.need(longest))
-    slabs = max(64, 16 * alone) if way.slabs is None else max(way.slabs, alone)
+    roomy = max(64, 16 * alone * way.forks)  # all at once, and what each completion leaves in the cache
+    slabs = roomy if way.slabs is None else max(way.slabs, alone)
     core = EngineCore(EngineOptions.of(model=folder, **options, memory=slabs * layout.slab_bytes), loaded)
     if way.swap:
         core.scheduler._recompute_cheaper = lambda tokens: False

@@ -26,6 +26,7 @@ from denim.recurrence.kernels.overlap import overlaps
 LOG2_E = 1.4426950408889634
 MERGE_ROWS = 16  # rows whose partial sums are added up at one time
 MERGE_NUMBERS = 64  # of partial sums in registers of one thread meanwhile
+MERGE_SPLITS = 8  # whose loads are on their way at one time: enough to hide them, and each is code of its own
 SPANS = 256  # spans that a program looks at together; more are a variant of the kernel for each power of two
 
 
@@ -367,7 +368,8 @@ def attend_pages(
     block_d = max(LEAST_DOT, triton.next_power_of_2(dim))
     kept_rows = min(group, block_m) if decode else block_m
     merge_rows = min(MERGE_ROWS, triton.next_power_of_2(kept_rows))
-    merge_splits = max(1, MERGE_NUMBERS * 32 * tiles.warps // (merge_rows * block_d))
+    merge_splits = MERGE_NUMBERS * 32 * tiles.warps // (merge_rows * block_d)
+    merge_splits = min(max(merge_splits, 1), MERGE_SPLITS)
     overlap = overlaps(q.device)
     _paged_attention[(programs,)](
         q,

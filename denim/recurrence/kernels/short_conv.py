@@ -110,11 +110,11 @@ def _convolve(
     if second_part > 0:  # three tensors one behind the other; a program's rows of channels lie in one of them
         lowest = first_channel + head * tl.where(unit, head_dim, block)
         third: tl.constexpr = first_part + second_part
-        begin = tl.where(lowest < first_part, 0, tl.where(lowest < third, first_part, third))
+        part_begin = tl.where(lowest < first_part, 0, tl.where(lowest < third, first_part, third))
         out_stride = tl.where(
             lowest < first_part, first_part, tl.where(lowest < third, second_part, total - third)
         )
-        out += begin.to(tl.int64) * (all_tokens - 1)
+        out += part_begin.to(tl.int64) * (all_tokens - 1)
 
     along = 1
     if (place == 0) & (part == 0):
