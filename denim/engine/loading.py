@@ -20,7 +20,6 @@ from denim.errors import ConfigError
 from denim.models.family import Model
 from denim.models.weights import load_model
 from denim.recurrence.backend import check_wish
-from denim.spec.config_file import embedded_model
 from denim.spec.generation import GenerationDefaults, read_generation_defaults
 from denim.spec.model import ModelSpec
 from denim.spec.reader import read_spec
@@ -63,7 +62,7 @@ def choose_device(name: str) -> torch.device:
 
 def load(options: EngineOptions) -> LoadedModel:
     """Read the model that `options` name. Raises ConfigError naming what is missing or unsupported."""
-    folder = embedded_model() if options.model is None else Path(options.model).expanduser()
+    folder = options.folder
     if not folder.is_dir():
         raise ConfigError(
             f"model {str(folder)!r} is not a folder; give the path of a Hugging Face model folder"

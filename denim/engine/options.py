@@ -16,6 +16,7 @@ from denim.layers.paged_attention import BACKENDS
 from denim.ledger.deferred import LONGEST
 from denim.ledger.units import parse_bytes
 from denim.recurrence.backend import WISHES
+from denim.spec.config_file import embedded_model
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Names of KV in 8 bits, vLLM's among them: e4m3, which holds numbers up to 448 with 4 digits of binary.
@@ -149,6 +150,11 @@ class EngineOptions:
                 raise ConfigError(f"memory={self.memory!r}: a fraction must lie above 0 and be at most 1")
         elif self.memory is not None:
             parse_bytes("memory", self.memory)
+
+    @property
+    def folder(self) -> Path:
+        """The model's."""
+        return embedded_model() if self.model is None else Path(self.model).expanduser()
 
     @property
     def kept_kv_dtype(self) -> str | None:
