@@ -95,8 +95,27 @@ def plan(
         bool, typer.Option("--compare", help="Also what vLLM's and SGLang's rules give.")
     ] = False,
     as_json: AsJson = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve a page on which all of it can be turned.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Of --web, on this machine alone; 0: any free one.")] = 8421,
 ) -> None:
     """What fits on a device, and how fast it can be at best, from a config alone."""
+    if web:
+        from denim.commands.explorer import show_explorer
+
+        beside = {"--memory": memory, "--drafts": drafts, "--compare": compare, "--json": as_json}
+        options = {
+            "device": device,
+            "gpus": tensor_parallel,
+            "lengths": lengths,
+            "lognormal": lognormal,
+            "dtype": dtype,
+            "state_dtype": state_dtype,
+            "kv_dtype": kv_dtype,
+        }
+        show_explorer(model, port, options, trace, [name for name, value in beside.items() if value])
+        return
     from denim.commands.plan import show_plan
 
     show_plan(
@@ -200,6 +219,90 @@ def chat(
     )
     llm = open_engine(model, device, dtype, state_dtype, memory, quiet)
     run_chat(Chat(llm, params, system, think))
+
+
+@app.command()
+def serve(
+    model: ModelFolder = None,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0: on all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one.")] = 8000,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name of the model for clients; may be given again.")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="Key that clients must send; may be given again.", envvar="DENIM_API_KEY"),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Origin whose pages may call; may be given again. *: all.")
+    ] = None,
+    max_body: Annotated[str, typer.Option(help="Largest body of a request.")] = "32MiB",
+    max_prompt_tokens: Annotated[int | None, typer.Option(help="Longest prompt.")] = None,
+    max_streams: Annotated[int, typer.Option(help="Completions in work at once; beyond: 429.")] = 2048,
+    max_queue: Annotated[int, typer.Option(help="Those of them without a token yet; beyond: 429.")] = 1024,
+    body_timeout: Annotated[float, typer.Option(help="Seconds for a body to arrive.")] = 30.0,
+    first_token_timeout: Annotated[float | None, typer.Option(help="Seconds to the first token.")] = None,
+    request_timeout: Annotated[float | None, typer.Option(help="Seconds to the last one.")] = None,
+    write_timeout: Annotated[
+        float, typer.Option(help="Seconds for a client to take what it is sent.")
+    ] = 60.0,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds for running requests after SIGTERM.")] = 30.0,
+    log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    log_requests: Annotated[bool, typer.Option(help="A line for every request.")] = True,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    state_dtype: StateDtype = "auto",
+    kv_dtype: KvDtype = "auto",
+    memory: Memory = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and output.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Completions that run at once.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens of one step.")] = None,
+    checkpoint_policy: Annotated[str, typer.Option(help="none, ends, auto, align or all.")] = "auto",
+    deferred_writes: Annotated[str | None, typer.Option(help="auto, or a number of steps.")] = None,
+    swap_space: Annotated[str, typer.Option(help="Host memory for preempted requests.")] = "4GiB",
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No captured graphs.")] = False,
+    seed: Annotated[int, typer.Option(help="For requests that bring none.")] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a model over HTTP: OpenAI's API, Anthropic's messages; docs/server.md lists everything."""
+    from denim.commands.engine import memory_option, whole_number
+    from denim.commands.serve import serve as serve_engine
+
+    server_options = {
+        "host": host,
+        "port": port,
+        "served_model_name": tuple(served_model_name or ()),
+        "api_keys": tuple(api_key or ()),
+        "cors_origins": tuple(cors_origin or ()),
+        "max_body": max_body,
+        "max_prompt_tokens": max_prompt_tokens,
+        "max_streams": max_streams,
+        "max_queue": max_queue,
+        "body_timeout": body_timeout,
+        "first_token_timeout": first_token_timeout,
+        "request_timeout": request_timeout,
+        "write_timeout": write_timeout,
+        "drain_timeout": drain_timeout,
+        "log_format": log_format,
+        "log_requests": log_requests,
+    }
+    engine_options = {
+        "model": model,
+        "device": device,
+        "dtype": dtype,
+        "state_dtype": state_dtype,
+        "kv_dtype": kv_dtype,
+        "memory": None if memory is None else memory_option(memory),
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "checkpoint_policy": checkpoint_policy,
+        "deferred_writes": whole_number(deferred_writes),
+        "swap_space": swap_space,
+        "enforce_eager": enforce_eager,
+        "seed": seed,
+    }
+    serve_engine(engine_options, server_options, quiet)
 
 
 @app.command()

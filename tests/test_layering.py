@@ -16,6 +16,7 @@ ROOT = Path(denim.__file__).parent
 # Top to bottom; a part may import itself and what lies in a lower row.
 ROWS = [
     {"server", "cli", "commands", "cluster"},
+    {"web"},
     {"engine"},
     {"scheduler", "speculative"},
     {"runner"},
@@ -30,7 +31,7 @@ ROWS = [
     {"errors"},
 ]
 # Parts of one row that may see each other, in this direction only.
-SIBLINGS = {("cli", "commands")}
+SIBLINGS = {("cli", "commands"), ("commands", "server")}
 
 RANK = {part: -row for row, parts in enumerate(ROWS) for part in parts}
 SOURCES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

@@ -44,6 +44,11 @@ def memory_option(text: str) -> str | float:
     return value if "." in text and value <= 1 else text
 
 
+def whole_number(text: str | None) -> int | str | None:
+    """A number where the text is one; anything else stays as it is, such as "auto"."""
+    return int(text) if text is not None and text.isdecimal() else text
+
+
 class Interrupt:
     """Whether Ctrl-C was pressed."""
 

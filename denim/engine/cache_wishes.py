@@ -27,7 +27,9 @@ class CacheWishes:
     def __post_init__(self) -> None:
         """Raises RequestError."""
         if self.cache_salt is not None and (not isinstance(self.cache_salt, str) or not self.cache_salt):
-            raise RequestError(f"cache_salt={self.cache_salt!r} must be a string that is not empty, or None")
+            raise RequestError(
+                f"cache_salt={self.cache_salt!r} must be a string that is not empty, or None", "cache_salt"
+            )
         if not isinstance(self.no_store, bool):
             raise RequestError(f"no_store={self.no_store!r} must be True or False")
         control: Any = self.cache_control

@@ -16,6 +16,10 @@ from denim.errors import RequestError
 Prompt = str | Sequence[int]
 
 
+class PromptTooLongError(RequestError):
+    """The prompt leaves no room for one token of output."""
+
+
 class ReadPrompt(NamedTuple):
     """A prompt that was checked. `text` is None where it came as token ids. `boundaries`: positions that the
     chat template names for the prefix cache; `marks`: those that messages ask for themselves."""
@@ -60,7 +64,7 @@ class PromptReader:
         tokenizer = need_tokenizer(self._tokenizer, "A chat")
         text = tokenizer.render_chat(messages, **template_options)
         self._refuse_hopeless(text, tokenizer)
-        read = self.read(tokenizer.encode(text, add_special_tokens=False))
+        read = self.read(tokenizer.encode(text, add_special_tokens=False))._replace(text=text)
         if not self._chat_positions:
             return read
         specials = tokenizer.special_ids.intersection(read.tokens)
@@ -81,8 +85,8 @@ class PromptReader:
         if least >= self._longest:
             raise self._too_long(f"{len(text):,} characters, which are at least {least:,} tokens")
 
-    def _too_long(self, what: str) -> RequestError:
-        return RequestError(
+    def _too_long(self, what: str) -> PromptTooLongError:
+        return PromptTooLongError(
             f"the prompt has {what}; with one token of output max_model_len={self._longest} allows"
             f" {self._longest - 1} tokens; shorten it or raise max_model_len"
         )

@@ -46,6 +46,12 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._inner.chat_template)
 
+    @property
+    def chat_template(self) -> str:
+        """The chat template's text; of several the default one; "" where there is none."""
+        template = self._inner.chat_template or ""
+        return template if isinstance(template, str) else template.get("default", "")
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with a start token where the tokenizer asks for one."""
         return self._backend.encode(_checked(text), add_special_tokens=add_special_tokens).ids

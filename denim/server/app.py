@@ -1,0 +1,51 @@
+"""The web application over one engine.
+
+Owns which endpoints there are and in which layers they lie. Knows no API's fields.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+import denim
+from denim.engine.front import EngineFront
+from denim.server import chat, completions, models, operations
+from denim.server.access import AccessLayer
+from denim.server.errors import install_error_handlers
+from denim.server.keys import check_key
+from denim.server.limits import Gate
+from denim.server.metrics import Metrics
+from denim.server.options import ServerOptions
+from denim.server.serving import Serving
+
+DESCRIPTION = "An inference engine for hybrid linear-attention language models, behind the OpenAI API."
+API = (chat, completions, models)
+
+
+def create_app(engine: EngineFront, options: ServerOptions | None = None) -> FastAPI:
+    """An app that serves `engine`, which stays the caller's to close."""
+    options = options or ServerOptions()
+    metrics = Metrics(engine.facts)
+    layers = [Middleware(AccessLayer, metrics=metrics, log_requests=options.log_requests)]
+    if options.cors_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(options.cors_origins),
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        )
+    app = FastAPI(title="Denim", version=denim.__version__, description=DESCRIPTION, middleware=layers)
+    names = options.served_model_name or (engine.facts.model,)
+    app.state.serving = Serving(engine, options, Gate(options), metrics, names)
+    install_error_handlers(app)
+    guarded = APIRouter(dependencies=[Depends(check_key)])
+    for part in (*API, operations):
+        guarded.include_router(part.router)
+    app.include_router(guarded)
+    app.include_router(operations.open_router)
+    return app

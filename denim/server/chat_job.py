@@ -1,0 +1,47 @@
+"""From a conversation to a job for the engine, and to parsers of its replies.
+
+Owns this one step, which all chat APIs share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from denim.engine.tokenizer import need_tokenizer
+from denim.errors import RequestError
+from denim.sampling_params import SamplingParams
+from denim.server import reasoning
+from denim.server.conversation import Conversation
+from denim.server.generation import Job
+from denim.server.reply import Reply
+from denim.server.reply_parser import ReplyParser, parser_for
+from denim.server.serving import Serving
+
+
+class ChatJob(NamedTuple):
+    job: Job
+    new_parser: Callable[[], ReplyParser]
+
+    def replies(self) -> list[Reply]:
+        """An empty reply for every completion."""
+        return [Reply(index, self.new_parser()) for index in range(self.job.params.n)]
+
+
+async def chat_job(
+    serving: Serving, conversation: Conversation, params: SamplingParams, **wishes: object
+) -> ChatJob:
+    """Render and tokenise. `wishes`: see `Job`. Raises RequestError, also when the template refuses."""
+    engine = serving.engine
+    tokenizer = need_tokenizer(engine.tokenizer, "A chat")
+    try:
+        prompt = await engine.read_chat(conversation.messages, **conversation.template_options)
+    except RequestError as error:
+        error.param = error.param or "messages"
+        raise
+    thinking = reasoning.begins_inside(prompt.text or "")
+
+    def new_parser() -> ReplyParser:
+        return parser_for(tokenizer.chat_template, tools=conversation.tools, thinking=thinking)
+
+    return ChatJob(Job([prompt], params, **wishes), new_parser)  # type: ignore[arg-type]

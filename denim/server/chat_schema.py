@@ -1,0 +1,168 @@
+"""Bodies of `/v1/chat/completions`, as the OpenAI API and vLLM have them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from denim.errors import RequestError
+from denim.sampling_params import SamplingParams
+from denim.server.logprobs import ChatLogprobs
+from denim.server.schema import ApiModel, SamplingFields, StreamOptions, Usage
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class CacheControl(ApiModel):
+    """A mark: the prefix cache should save what lies before. `ttl` is without effect."""
+
+    type: Literal["ephemeral"] = "ephemeral"
+    ttl: str | None = None
+
+
+class ContentPart(ApiModel):
+    """A part of a message. Text is what is served; other types are refused by name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    text: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class FunctionCall(ApiModel):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(ApiModel):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class ChatMessage(ApiModel):
+    """One message. `reasoning_content` is an assistant's; templates decide what they do with it."""
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+    cache_control: CacheControl | None = None
+
+
+class FunctionSpec(ApiModel):
+    name: str = Field(min_length=1, max_length=128)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(ApiModel):
+    type: Literal["function"]
+    function: FunctionSpec
+    cache_control: CacheControl | None = None
+
+
+class FunctionName(ApiModel):
+    name: str
+
+
+class NamedTool(ApiModel):
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class ChatRequest(SamplingFields):
+    """A conversation, to be answered."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    model: str | None = None
+    max_completion_tokens: int | None = Field(None, description="Default: what the context leaves.")
+    max_tokens: int | None = Field(None, description="The older name of it.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, description="0 to 20; needs logprobs.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="none switches thinking off; the others go to the chat template."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="For the chat template, such as enable_thinking."
+    )
+    store: bool | None = Field(None, description="Without effect: nothing is stored.")
+    service_tier: str | None = Field(None, description="Without effect.")
+    safety_identifier: str | None = Field(None, description="Without effect.")
+    prompt_cache_key: str | None = Field(None, description="Without effect: prefixes are found by content.")
+    prompt_cache_retention: str | None = Field(None, description="Without effect.")
+    modalities: list[Literal["text"]] | None = None
+    best_of: Annotated[int | None, Field(description="Refused: ask for n completions.")] = None
+
+    def check(self) -> None:
+        """Refuse what cannot be served. Raises RequestError."""
+        if self.best_of not in (None, 1):
+            raise RequestError("best_of is not served; ask for n completions and choose yourself", "best_of")
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options is for stream=true only", "stream_options")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs=true", "top_logprobs")
+        if self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs are served by /v1/completions", "prompt_logprobs")
+        if isinstance(self.tool_choice, NamedTool) or self.tool_choice == "required":
+            named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+            offered = [tool.function.name for tool in self.tools or ()]
+            if not offered or (named is not None and named not in offered):
+                raise RequestError(
+                    f"tool_choice wants {'a tool' if named is None else repr(named)}, and tools has"
+                    f" {', '.join(offered) or 'none'}",
+                    "tool_choice",
+                )
+
+    def params(self) -> SamplingParams:
+        """Raises RequestError."""
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.sampling(max_tokens=most, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+
+
+class ChatAnswer(ApiModel):
+    """The assistant's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(ApiModel):
+    index: int
+    message: ChatAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(ApiModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | None = None

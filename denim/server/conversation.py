@@ -1,0 +1,125 @@
+"""A conversation on its way from an API's messages to the chat template.
+
+Owns what templates expect and APIs do not send: contents as one text, arguments of tool calls as objects, the
+older name of the system role; and `cache_control` marks as places in a message's text. Knows the OpenAI API's
+messages; other APIs are brought into that form first.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from denim.engine.tokenizer import Message
+from denim.server.errors import ApiError
+
+BETWEEN_PARTS = "\n"
+"""Between two text parts of one message, as in vLLM."""
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+SYSTEM_NAMES = {"developer": "system"}
+"""OpenAI's newer name; templates know the older one."""
+
+OPEN_OPTIONS = {"documents"}
+_signature = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+CLOSED_OPTIONS = frozenset(_signature) - OPEN_OPTIONS | {"messages", "add_generation_prompt"}
+"""What steers rendering itself, and is not for clients."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What the template renders. `tools` are OpenAI's; `options` go to the template by name."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ApiError for an option that is not for clients."""
+        closed = sorted(CLOSED_OPTIONS & self.options.keys())
+        if closed:
+            raise ApiError(
+                400,
+                f"chat_template_kwargs has {closed[0]!r}, which is not for requests to set",
+                param=f"chat_template_kwargs.{closed[0]}",
+            )
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        return self.options | ({"tools": self.tools} if self.tools else {})
+
+
+def template_message(message: Mapping[str, Any], place: int) -> Message:
+    """The message at `place` as templates read it. Raises ApiError, naming the field."""
+    where = f"messages.{place}"
+    role = message["role"]
+    result: dict[str, Any] = {"role": SYSTEM_NAMES.get(role, role)}
+    text, marks = _text_of(message.get("content"), f"{where}.content")
+    if message.get("cache_control"):
+        marks.append(len(text or ""))
+    if marks:
+        result["cache_control"] = sorted(set(marks))
+    calls = message.get("tool_calls")
+    if text is None and not calls and role != "assistant":
+        raise ApiError(400, f"the message at {place} has no content", param=f"{where}.content")
+    result["content"] = text or ""
+    reasoning = message.get("reasoning_content")
+    if reasoning:
+        result["reasoning_content"] = reasoning
+    if calls:
+        result["tool_calls"] = [
+            _template_call(call, f"{where}.tool_calls.{at}") for at, call in enumerate(calls)
+        ]
+    for name in ("name", "tool_call_id"):
+        if message.get(name) is not None:
+            result[name] = message[name]
+    return result
+
+
+def _text_of(content: str | Sequence[Mapping[str, Any]] | None, where: str) -> tuple[str | None, list[int]]:
+    """A content as one text, and the places in it (in characters) behind parts that carry a mark."""
+    if content is None or isinstance(content, str):
+        return content, []
+    text, marks = "", []
+    for at, part in enumerate(content):
+        if part.get("type") not in TEXT_PARTS or not isinstance(part.get("text"), str):
+            raise ApiError(
+                400,
+                f"the content part at {at} is of type {part.get('type')!r}; this model reads text only",
+                param=f"{where}.{at}",
+            )
+        text += (BETWEEN_PARTS if at else "") + part["text"]
+        if part.get("cache_control"):
+            marks.append(len(text))
+    return text, marks
+
+
+def _template_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A tool call of an earlier turn. The API has its arguments as JSON text, templates iterate over an
+    object."""
+    function = call["function"]
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            arguments = None
+    elif arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise ApiError(
+            400,
+            "the arguments of a tool call must be a JSON object, as text or as an object",
+            param=f"{where}.function.arguments",
+        )
+    return {
+        "id": call.get("id"),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }

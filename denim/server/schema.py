@@ -1,0 +1,135 @@
+"""What the bodies of several APIs have in common.
+
+Owns strictness (no unknown field, no silent conversion), the sampling fields and the usage. Ranges are
+checked by `SamplingParams`, once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from denim.errors import RequestError
+from denim.sampling_params import SamplingParams
+
+MOST_STOPS, LONGEST_STOP = 64, 1024
+"""Stop strings of a request, and their characters: each costs time with every token."""
+
+
+class ApiModel(BaseModel):
+    """A body or a part of one: unknown fields and wrong types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+def json_response(model: BaseModel) -> Response:
+    return Response(model.model_dump_json(), media_type="application/json")
+
+
+class SamplingFields(ApiModel):
+    """Fields of the OpenAI API and of vLLM that say how tokens are drawn, and Denim's wishes for the prefix
+    cache. null is the same as leaving a field out."""
+
+    n: int | None = Field(None, description="Completions of each prompt.")
+    temperature: float | None = Field(None, description="At least 0; 0 takes the likeliest token.")
+    top_p: float | None = Field(None, description="Above 0, at most 1.")
+    top_k: int | None = Field(None, description="0 or -1: all tokens.")
+    min_p: float | None = Field(None, description="0 to 1.")
+    presence_penalty: float | None = Field(None, description="-2 to 2.")
+    frequency_penalty: float | None = Field(None, description="-2 to 2.")
+    repetition_penalty: float | None = Field(None, description="Above 0; 1 is neutral.")
+    seed: int | None = Field(None, description="64 bits. The same seed draws the same answer.")
+    stop: str | list[str] | None = Field(None, description="Strings that end the text.")
+    stop_token_ids: list[int] | None = Field(None, description="Tokens that end it.")
+    ignore_eos: bool | None = Field(None, description="Go on past the model's end tokens.")
+    min_tokens: int | None = Field(None, description="No end before so many tokens.")
+    logit_bias: dict[str, float] | None = Field(None, description="Token id to -100 … 100.")
+    skip_special_tokens: bool | None = Field(None, description="Default: true.")
+    include_stop_str_in_output: bool | None = Field(None, description="Default: false.")
+    prompt_logprobs: int | None = Field(None, description="0 to 20; not in streams.")
+    return_token_ids: bool | None = Field(None, description="Also answer with token ids.")
+    priority: int | None = Field(None, description="Lower goes first.")
+    cache_salt: str | None = Field(None, description="Requests of other salts share no prefix with this.")
+    no_store: bool | None = Field(None, description="Leave nothing in the prefix cache.")
+    user: str | None = Field(None, description="Without effect.")
+    metadata: dict[str, Any] | None = Field(None, description="Without effect.")
+
+    def sampling(self, **more: Any) -> SamplingParams:
+        """Raises RequestError for a value out of range."""
+        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        if self.logit_bias is not None:
+            given["logit_bias"] = {_token(key): bias for key, bias in self.logit_bias.items()}
+        _check_stops(self.stop)
+        return SamplingParams(**given | more)
+
+
+_SAMPLING = [
+    *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
+    *("skip_special_tokens", "include_stop_str_in_output", "prompt_logprobs"),
+]
+
+
+def _token(key: str) -> int:
+    if not key.isascii() or not key.isdecimal() or len(key) > 10:
+        raise RequestError(f"logit_bias has the key {key!r}; a key is a token id", "logit_bias")
+    return int(key)
+
+
+def _check_stops(stop: str | list[str] | None) -> None:
+    strings = stop if isinstance(stop, list) else [stop or ""]
+    if len(strings) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in strings):
+        raise RequestError(f"stop: at most {MOST_STOPS} strings of at most {LONGEST_STOP} characters", "stop")
+
+
+class PromptTokensDetails(ApiModel):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(ApiModel):
+    reasoning_tokens: int
+
+
+class Usage(ApiModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+    @classmethod
+    def of(cls, prompt: int, completion: int, cached: int, reasoning: int = 0) -> Usage:
+        return cls(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning),
+        )
+
+
+class StreamOptions(ApiModel):
+    include_usage: bool | None = Field(None, description="A last chunk with the usage.")
+    continuous_usage_stats: bool | None = Field(None, description="The usage so far in every chunk.")
+    include_obfuscation: bool | None = Field(None, description="Without effect: nothing is padded.")
+
+
+class ErrorDetail(ApiModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(ApiModel):
+    """Every error of the OpenAI API."""
+
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorResponse, "description": "The request is at fault, or comes at a bad time."},
+    "5XX": {"model": ErrorResponse, "description": "The server is at fault, or stops."},
+}
