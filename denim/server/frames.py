@@ -1,8 +1,8 @@
 """Messages on a stream of bytes: how the server and its engine process talk.
 
 Owns the framing. A frame is a length and a pickled list of messages: parameters, deltas and errors need no
-schema then. Pickle is safe here because both ends are Denim's own: a pair of sockets without a name, between a
-process and its child, which nobody else can open.
+schema then. Pickle is safe here because both ends are Denim's own: a pair of sockets without a name, between
+a process and its child, which nobody else can open.
 """
 
 from __future__ import annotations
