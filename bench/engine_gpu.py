@@ -128,21 +128,22 @@ def main() -> None:
         rounds=1,
     )
     core.check()
-    deferring = open_core(deferred_writes="auto")
+    writing = open_core(deferred_writes=None)
+    for batch in (1, 32, 256):
+        measure(
+            f"decode step, batch {batch}, context 192, states written every step",
+            lambda b=batch: denim_decode(writing, b, 192, STEPS),
+            batch,
+            decode_floor(spec, batch, 192, bandwidth),
+        )
     measure(
-        "decode step, batch 256, context 192, state writes deferred",
-        lambda: denim_decode(deferring, 256, 192, STEPS),
-        256,
-        decode_floor(spec, 256, 192, bandwidth),
-    )
-    measure(
-        f"{requests} x ({context} + {output}), all at once, state writes deferred",
-        lambda: denim_throughput(deferring, requests, context, output),
+        f"{requests} x ({context} + {output}), all at once, states written every step",
+        lambda: denim_throughput(writing, requests, context, output),
         requests * output,
         prefill + decode,
         rounds=1,
     )
-    deferring.check()
+    writing.check()
     name = "start-up to the first token"
     columns = dict.fromkeys(rows[0], "-")
     rows.append(columns | {"measure": name, "denim ms": startup * 1e3, "vLLM ms": vllm.get(name, "-")})

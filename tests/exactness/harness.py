@@ -115,7 +115,7 @@ AXES: dict[str, dict[str, Change]] = {
     "slots": {"fresh": change(), "recycled": change(recycled=True)},
     "forks": {"1": change(), "3": change(forks=3)},
     "order": {"given": change(), "shuffled": change(shuffled=True)},
-    "writes": {"every step": change(), "deferred": option(deferred_writes=3)},
+    "writes": {"every step": option(deferred_writes=None), "deferred": option(deferred_writes=3)},
     "steps": {"one by one": change(), "overlapped": option(async_scheduling=True)},
     **({"graphs": {"captured": change(), "eager": option(enforce_eager=True)}} if DEVICE == "cuda" else {}),
     "page_size": {str(n): option(page_size=n) for n in (16, 1, 4, 32)},
@@ -190,7 +190,7 @@ def make_core(folder: Path, cases: Sequence[Case], way: Way) -> EngineCore:
     longest = max(len(case.prompt) + (case.params.max_tokens or 0) for case in cases)
     options = {"max_model_len": longest, "max_num_seqs": 64, "debug": True, "device": DEVICE, **way.options}
     loaded = load(EngineOptions.of(model=folder, **options))
-    page_size, records = options.get("page_size", EngineOptions.page_size), options.get("deferred_writes", 0)
+    page_size, records = options.get("page_size", EngineOptions.page_size), options.get("deferred_writes") or 0
     if not any(layer.mixer.record_tensors(2) for layer in loaded.spec.layers):
         options.pop("deferred_writes", None)  # refused where no layer can defer its writes
     layout = ArenaLayout.of(loaded.spec, page_size, records=records)
