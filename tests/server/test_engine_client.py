@@ -170,6 +170,7 @@ def test_what_leaves_is_gone_within_one_step(stage: Stage) -> None:
         waiting = asyncio.create_task(engine.submit(PROMPT, ENDLESS))
         await asyncio.sleep(0)  # it is on its way
         waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
         await running.aclose()
         await accepted.aclose()
         stats = await engine.stats()
@@ -201,8 +202,8 @@ def test_a_slow_reader_gets_it_all_at_once_and_holds_up_nobody(stage: Stage, llm
     async def scene(engine: EngineClient) -> list[StreamDelta]:
         slow = await engine.submit(PROMPT, params)
         fast = [delta async for delta in engine.generate(PROMPT, params)]
-        assert sum(len(delta.token_ids) for delta in fast) == 400
-        assert len(fast) > 100
+        assert sum(len(delta.token_ids) for delta in fast) == 160
+        assert len(fast) > 20
         await until(lambda: no_streams(engine))
         return [delta async for delta in slow]
 
@@ -268,6 +269,7 @@ async def serves(engine: EngineClient) -> bool:
     return True
 
 
+@pytest.mark.slow  # four starts
 def test_a_start_that_fails_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_client, "FIRST_PAUSE", 0.1)
 
