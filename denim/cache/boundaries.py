@@ -30,6 +30,7 @@ class ChatText(NamedTuple):
     render: messages to text, without a generation prompt; RequestError where the template refuses them.
     encode: text to token ids. specials: texts of special tokens that the prompt has; a tokenizer cuts a text
     at each of them before it does anything else, so what lies between two of them can be tokenised by itself.
+    has_tools: whether the template writes tools, which are part of the system's part.
     """
 
     text: str
@@ -37,6 +38,7 @@ class ChatText(NamedTuple):
     render: Callable[[list[Message]], str]
     encode: Callable[[str], list[int]]
     specials: Sequence[str] = ()
+    has_tools: bool = False
 
 
 def chat_boundaries(chat: ChatText, messages: Sequence[Message]) -> list[int]:
@@ -49,7 +51,8 @@ def chat_boundaries(chat: ChatText, messages: Sequence[Message]) -> list[int]:
     head = 0
     while head < len(messages) and messages[head].get("role") in SYSTEM_ROLES:
         head += 1
-    system = [[*messages[:head], {"role": "user", "content": text}] for text in TEXTS] if head else []
+    apart = head or chat.has_tools  # whether anything stands before the first user message
+    system = [[*messages[:head], {"role": "user", "content": text}] for text in TEXTS] if apart else []
     later = [
         [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": text}]
         for text in TEXTS
@@ -58,10 +61,16 @@ def chat_boundaries(chat: ChatText, messages: Sequence[Message]) -> list[int]:
 
 
 def marked_positions(chat: ChatText, messages: Sequence[Message]) -> list[int]:
-    """Ends of the messages that carry `cache_control`, as positions of the prompt: what the conversation up
-    to there shares with it."""
-    marked = [place for place, message in enumerate(messages) if message.get("cache_control")]
-    return _inside(chat, {_shared(chat, [list(messages[: place + 1])]) for place in marked})
+    """What messages mark themselves, as positions of the prompt: what the conversation up to there shares with
+    it. `cache_control` of a message is a list of places in its content, in characters; anything else that is
+    true marks its end."""
+    positions = set()
+    for place, message in enumerate(messages):
+        marks = message.get("cache_control")
+        for mark in marks if isinstance(marks, list) else [None] if marks else []:
+            last = message if mark is None else {**message, "content": message["content"][:mark]}
+            positions.add(_shared(chat, [[*messages[:place], last]]))
+    return _inside(chat, positions)
 
 
 def _inside(chat: ChatText, positions: set[int]) -> list[int]:

@@ -74,6 +74,7 @@ class PromptReader:
             render=lambda later: tokenizer.render_chat(later, False, **template_options),
             encode=lambda part: tokenizer.encode(part, add_special_tokens=False),
             specials=[tokenizer.decode_one(token) for token in specials],
+            has_tools=bool(template_options.get("tools")),
         )
         return read._replace(
             boundaries=chat_boundaries(chat, messages), marks=marked_positions(chat, messages)

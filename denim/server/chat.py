@@ -22,7 +22,7 @@ from denim.server.chat_schema import (
     FunctionCall,
     ToolCall,
 )
-from denim.server.conversation import Conversation, template_message
+from denim.server.conversation import Conversation, conversation
 from denim.server.generation import generate
 from denim.server.json_body import JsonRoute
 from denim.server.logprobs import Report, chat_logprobs
@@ -59,17 +59,13 @@ async def chat(body: ChatRequest, request: Request) -> Response:
 
 def conversation_of(body: ChatRequest) -> Conversation:
     """Raises ApiError for a message that cannot be rendered."""
-    messages = [
-        template_message(message.model_dump(exclude_none=True), place)
-        for place, message in enumerate(body.messages)
-    ]
-    tools = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in body.tools or ()]
     options = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort == "none":
         options.setdefault("enable_thinking", False)
     elif body.reasoning_effort is not None:
         options.setdefault("reasoning_effort", body.reasoning_effort)
-    return Conversation(messages, [] if body.tool_choice == "none" else tools, options)
+    tools = [] if body.tool_choice == "none" else body.tools or []
+    return conversation(body.messages, tools, options)
 
 
 class _Answer:

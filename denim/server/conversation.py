@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase
 
 from denim.engine.tokenizer import Message
@@ -53,6 +54,27 @@ class Conversation:
     @property
     def template_options(self) -> dict[str, Any]:
         return self.options | ({"tools": self.tools} if self.tools else {})
+
+
+MOST_MARKS = 16
+"""`cache_control` marks of a conversation: each costs a rendering. Anthropic's API allows 4."""
+
+
+def conversation(
+    messages: Sequence[BaseModel], tools: Sequence[BaseModel], options: Mapping[str, Any]
+) -> Conversation:
+    """From the OpenAI API's messages and tools. Raises ApiError for what cannot be rendered."""
+    rendered = [
+        template_message(message.model_dump(exclude_none=True), place)
+        for place, message in enumerate(messages)
+    ]
+    marks = sum(len(message.get("cache_control", ())) for message in rendered)
+    if marks > MOST_MARKS:
+        raise ApiError(
+            400, f"the conversation has {marks} cache_control marks; at most {MOST_MARKS}", param="messages"
+        )
+    offered = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in tools]
+    return Conversation(rendered, offered, dict(options))
 
 
 def template_message(message: Mapping[str, Any], place: int) -> Message:

@@ -133,3 +133,16 @@ def test_a_tokenizer_that_does_not_cut_at_special_tokens() -> None:
     chat = ChatText(prompt, pairs(prompt), qwen(), pairs, specials=[OPEN, CLOSE[:-1]])
     system_end, opener = prompt.index("hello"), prompt.index("<think>")
     assert chat_boundaries(chat, messages) == [system_end // 2, opener // 2]
+
+
+def test_tools_are_a_system_part() -> None:
+    chat = chat_of([USER])._replace(has_tools=True)
+    assert chat_boundaries(chat, [USER])[0] == chat.text.index("hello")
+
+
+def test_marks_inside_a_message() -> None:
+    messages = [{**SYSTEM, "cache_control": [2, 8]}, USER]
+    chat = chat_of(messages)
+    begin = chat.text.index("be brief")
+    # Behind the whole content the template goes on, and that is shared too.
+    assert marked_positions(chat, messages) == [begin + 2, begin + 8 + len(CLOSE)]

@@ -1,0 +1,87 @@
+"""`/tokenize` and `/detokenize`: text to token ids and back, as vLLM has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from denim.engine.tokenizer import need_tokenizer
+from denim.errors import RequestError
+from denim.server.chat_schema import ChatMessage, Tool
+from denim.server.conversation import conversation
+from denim.server.json_body import JsonRoute
+from denim.server.schema import ERRORS, ApiModel
+from denim.server.serving import serving_of
+
+router = APIRouter(route_class=JsonRoute, tags=["tokens"], responses=ERRORS)
+
+
+class TokenizeRequest(ApiModel):
+    """A text, or a conversation by the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = Field(None, description="Of a text; default: true.")
+    return_token_strs: bool | None = None
+
+
+class Tokens(ApiModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(ApiModel):
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool | None = Field(None, description="Default: false.")
+
+
+class Text(ApiModel):
+    prompt: str
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
+    """Token ids of a text or of a conversation."""
+    serving = serving_of(request)
+    serving.model_named(body.model)
+    tokenizer = need_tokenizer(serving.engine.tokenizer, "A text prompt")
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("give either prompt or messages", "prompt")
+    if body.prompt is not None:
+        special = body.add_special_tokens is not False
+        tokens = await asyncio.to_thread(tokenizer.encode, body.prompt, special)
+    else:
+        chat = conversation(body.messages or [], body.tools or [], body.chat_template_kwargs or {})
+        tokens = (await serving.engine.read_chat(chat.messages, **chat.template_options)).tokens
+    return Tokens(
+        count=len(tokens),
+        max_model_len=serving.engine.facts.max_model_len,
+        tokens=tokens,
+        token_strs=[tokenizer.decode_one(token) for token in tokens] if body.return_token_strs else None,
+    )
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
+    """The text of token ids."""
+    serving = serving_of(request)
+    serving.model_named(body.model)
+    tokenizer = need_tokenizer(serving.engine.tokenizer, "Text")
+    vocab_size = serving.engine.facts.vocab_size
+    for place, token in enumerate(body.tokens):
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"token id {token} at position {place} is outside the vocabulary of {vocab_size} tokens", "tokens"
+            )
+    return Text(
+        prompt=await asyncio.to_thread(tokenizer.decode, body.tokens, bool(body.skip_special_tokens))
+    )
