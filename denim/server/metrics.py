@@ -7,7 +7,7 @@ statistics when somebody asks; what only the server sees is counted here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -23,6 +23,14 @@ REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 KINDS = ("slabs", "pages", "slots")
 STATES = ("total", "used", "cached", "free")
 QUEUES = ("running", "waiting", "swapped")
+
+
+class ServerState(NamedTuple):
+    """prompts_in_work: taken on and not over. tasks: on the event loop. crashes: of the engine's process."""
+
+    prompts_in_work: int
+    tasks: int
+    crashes: int
 
 
 class Metrics:
@@ -68,10 +76,9 @@ class Metrics:
         for reason, count in record.finish_reasons.items():
             self._finished.labels(reason).inc(count)
 
-    def text(self, stats: Mapping[str, Any] | None, in_work: int) -> bytes:
-        """The metrics in Prometheus' text form, with the engine's `stats` (None: it sleeps or is gone) and
-        the number of prompts that the server has in work."""
-        self._engine.stats, self._engine.in_work = stats, in_work
+    def text(self, stats: Mapping[str, Any] | None, server: ServerState) -> bytes:
+        """The metrics in Prometheus' text form, with the engine's `stats` (None: it sleeps or is gone)."""
+        self._engine.stats, self._engine.server = stats, server
         return generate_latest(self._registry)
 
 
@@ -81,12 +88,15 @@ class _EngineStats(Collector):
     def __init__(self, facts: EngineFacts) -> None:
         self._facts = facts
         self.stats: Mapping[str, Any] | None = None
-        self.in_work = 0
+        self.server = ServerState(0, 0, 0)
 
     def collect(self) -> Iterable[Metric]:
         facts = {name: str(value) for name, value in vars(self._facts).items()}
         yield InfoMetricFamily("denim_engine", "What the engine is; values in force.", value=facts)
-        yield GaugeMetricFamily("denim_prompts_in_work", "Prompts that the server took on.", self.in_work)
+        in_work, tasks, crashes = self.server
+        yield GaugeMetricFamily("denim_prompts_in_work", "Prompts that the server took on.", in_work)
+        yield GaugeMetricFamily("denim_server_tasks", "Tasks on the server's event loop.", tasks)
+        yield CounterMetricFamily("denim_engine_crashes", "Times that the engine's process died.", crashes)
         stats = self.stats
         yield GaugeMetricFamily("denim_engine_up", "1 when the engine answers.", float(stats is not None))
         if stats is None:

@@ -3,6 +3,7 @@ sleep and woken."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 import denim
 from denim.errors import DenimError
 from denim.server.json_body import JsonRoute
+from denim.server.metrics import ServerState
 from denim.server.schema import ERRORS, ApiModel
 from denim.server.serving import Serving, serving_of
 
@@ -65,8 +67,10 @@ async def version() -> Version:
 async def metrics(request: Request) -> Response:
     """For Prometheus."""
     serving = serving_of(request)
-    stats = None if serving.engine.asleep else await _stats(serving)
-    return Response(serving.metrics.text(stats, serving.gate.open), media_type=CONTENT_TYPE_LATEST)
+    engine = serving.engine
+    stats = None if engine.asleep else await _stats(serving)
+    server = ServerState(serving.gate.open, len(asyncio.all_tasks()), engine.crashes)
+    return Response(serving.metrics.text(stats, server), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/stats")
