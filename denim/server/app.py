@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import denim
 from denim.engine.front import EngineFront
-from denim.server import chat, completions, models, operations
+from denim.server import chat, completions, messages, models, operations, responses, tokens
 from denim.server.access import AccessLayer
 from denim.server.errors import install_error_handlers
 from denim.server.keys import check_key
@@ -21,7 +21,7 @@ from denim.server.options import ServerOptions
 from denim.server.serving import Serving
 
 DESCRIPTION = "An inference engine for hybrid linear-attention language models, behind the OpenAI API."
-API = (chat, completions, models)
+API = (chat, completions, responses, messages, models, tokens)
 
 
 def create_app(engine: EngineFront, options: ServerOptions | None = None) -> FastAPI:

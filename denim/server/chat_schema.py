@@ -90,26 +90,28 @@ class ChatRequest(SamplingFields):
 
     messages: list[ChatMessage] = Field(min_length=1)
     model: str | None = None
-    max_completion_tokens: int | None = Field(None, description="Default: what the context leaves.")
-    max_tokens: int | None = Field(None, description="The older name of it.")
+    max_completion_tokens: int | None = Field(default=None, description="Default: what the context leaves.")
+    max_tokens: int | None = Field(default=None, description="The older name of it.")
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, description="0 to 20; needs logprobs.")
+    top_logprobs: int | None = Field(default=None, description="0 to 20; needs logprobs.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
-        None, description="none switches thinking off; the others go to the chat template."
+        default=None, description="none switches thinking off; the others go to the chat template."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="For the chat template, such as enable_thinking."
+        default=None, description="For the chat template, such as enable_thinking."
     )
-    store: bool | None = Field(None, description="Without effect: nothing is stored.")
-    service_tier: str | None = Field(None, description="Without effect.")
-    safety_identifier: str | None = Field(None, description="Without effect.")
-    prompt_cache_key: str | None = Field(None, description="Without effect: prefixes are found by content.")
-    prompt_cache_retention: str | None = Field(None, description="Without effect.")
+    store: bool | None = Field(default=None, description="Without effect: nothing is stored.")
+    service_tier: str | None = Field(default=None, description="Without effect.")
+    safety_identifier: str | None = Field(default=None, description="Without effect.")
+    prompt_cache_key: str | None = Field(
+        default=None, description="Without effect: prefixes are found by content."
+    )
+    prompt_cache_retention: str | None = Field(default=None, description="Without effect.")
     modalities: list[Literal["text"]] | None = None
     best_of: Annotated[int | None, Field(description="Refused: ask for n completions.")] = None
 

@@ -21,13 +21,18 @@ class CompletionRequest(SamplingFields):
 
     model: str | None = None
     prompt: Prompt
-    max_tokens: int | None = Field(None, description="Default: 16. 0 with echo: only the prompt is scored.")
-    logprobs: int | None = Field(None, description="0 to 20: log-probabilities of so many likeliest tokens.")
-    echo: bool | None = Field(None, description="The prompt is part of the text.")
+    max_tokens: int | None = Field(
+        default=None, description="Default: 16. 0 with echo: only the prompt is scored."
+    )
+    logprobs: int | None = Field(
+        default=None, description="0 to 20: log-probabilities of so many likeliest tokens."
+    )
+    echo: bool | None = Field(default=None, description="The prompt is part of the text.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_control: list[int] | None = Field(
-        None, description="Positions in the prompt, in tokens, after which the prefix cache should save."
+        default=None,
+        description="Positions in the prompt, in tokens, after which the prefix cache should save.",
     )
     best_of: Annotated[int | None, Field(description="Refused: ask for n completions.")] = None
     suffix: Annotated[str | None, Field(description="Refused: no served model fills in the middle.")] = None

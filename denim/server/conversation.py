@@ -64,17 +64,24 @@ def conversation(
     messages: Sequence[BaseModel], tools: Sequence[BaseModel], options: Mapping[str, Any]
 ) -> Conversation:
     """From the OpenAI API's messages and tools. Raises ApiError for what cannot be rendered."""
-    rendered = [
-        template_message(message.model_dump(exclude_none=True), place)
-        for place, message in enumerate(messages)
-    ]
+    return prepared(
+        [message.model_dump(exclude_none=True) for message in messages],
+        [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in tools],
+        options,
+    )
+
+
+def prepared(
+    messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]], options: Mapping[str, Any]
+) -> Conversation:
+    """The same from plain values. `cache_control` of a message or a part is a mark where it is true."""
+    rendered = [template_message(message, place) for place, message in enumerate(messages)]
     marks = sum(len(message.get("cache_control", ())) for message in rendered)
     if marks > MOST_MARKS:
         raise ApiError(
             400, f"the conversation has {marks} cache_control marks; at most {MOST_MARKS}", param="messages"
         )
-    offered = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in tools]
-    return Conversation(rendered, offered, dict(options))
+    return Conversation(rendered, tools, dict(options))
 
 
 def template_message(message: Mapping[str, Any], place: int) -> Message:

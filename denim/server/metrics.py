@@ -114,14 +114,11 @@ class _EngineStats(Collector):
 
 
 def _prefix_metrics(prefix: Mapping[str, Any]) -> Iterable[Metric]:
-    """Every number of the prefix cache's statistics, lost tokens by their reason."""
+    """The prefix cache's numbers, and the tokens that could not be reused by reason."""
+    lost = CounterMetricFamily("denim_prefix_lost_tokens", "Known tokens computed again.", labels=("reason",))
+    for reason, tokens in prefix["lost"].items():
+        lost.add_metric((reason,), tokens)
+    yield lost
     for name, value in prefix.items():
-        if isinstance(value, Mapping):
-            family = CounterMetricFamily(
-                f"denim_prefix_{name}_tokens", f"Prefix cache: tokens {name}, by reason.", labels=("reason",)
-            )
-            for reason, tokens in value.items():
-                family.add_metric((reason,), tokens)
-            yield family
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float):
             yield CounterMetricFamily(f"denim_prefix_{name}", f"Prefix cache: {name}.", value)

@@ -6,8 +6,10 @@ tokens were reasoning. How an API shows them is the API's.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from denim.engine.outputs import StreamDelta
 from denim.server.logprobs import Report
@@ -28,6 +30,15 @@ class Call:
     id: str
     name: str
     arguments: str = ""
+
+
+def call_arguments(call: Call) -> dict[str, Any]:
+    """The arguments as an object. A call that the reply broke off has none that could be read."""
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        return {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 @dataclass

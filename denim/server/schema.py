@@ -32,42 +32,43 @@ class SamplingFields(ApiModel):
     """Fields of the OpenAI API and of vLLM that say how tokens are drawn, and Denim's wishes for the prefix
     cache. null is the same as leaving a field out."""
 
-    n: int | None = Field(None, description="Completions of each prompt.")
-    temperature: float | None = Field(None, description="At least 0; 0 takes the likeliest token.")
-    top_p: float | None = Field(None, description="Above 0, at most 1.")
-    top_k: int | None = Field(None, description="0 or -1: all tokens.")
-    min_p: float | None = Field(None, description="0 to 1.")
-    presence_penalty: float | None = Field(None, description="-2 to 2.")
-    frequency_penalty: float | None = Field(None, description="-2 to 2.")
-    repetition_penalty: float | None = Field(None, description="Above 0; 1 is neutral.")
-    seed: int | None = Field(None, description="64 bits. The same seed draws the same answer.")
-    stop: str | list[str] | None = Field(None, description="Strings that end the text.")
-    stop_token_ids: list[int] | None = Field(None, description="Tokens that end it.")
-    ignore_eos: bool | None = Field(None, description="Go on past the model's end tokens.")
-    min_tokens: int | None = Field(None, description="No end before so many tokens.")
-    logit_bias: dict[str, float] | None = Field(None, description="Token id to -100 … 100.")
-    skip_special_tokens: bool | None = Field(None, description="Default: true.")
-    include_stop_str_in_output: bool | None = Field(None, description="Default: false.")
-    prompt_logprobs: int | None = Field(None, description="0 to 20; not in streams.")
-    return_token_ids: bool | None = Field(None, description="Also answer with token ids.")
-    priority: int | None = Field(None, description="Lower goes first.")
-    cache_salt: str | None = Field(None, description="Requests of other salts share no prefix with this.")
-    no_store: bool | None = Field(None, description="Leave nothing in the prefix cache.")
-    user: str | None = Field(None, description="Without effect.")
-    metadata: dict[str, Any] | None = Field(None, description="Without effect.")
+    n: int | None = Field(default=None, description="Completions of each prompt.")
+    temperature: float | None = Field(default=None, description="At least 0; 0 takes the likeliest token.")
+    top_p: float | None = Field(default=None, description="Above 0, at most 1.")
+    top_k: int | None = Field(default=None, description="0 or -1: all tokens.")
+    min_p: float | None = Field(default=None, description="0 to 1.")
+    presence_penalty: float | None = Field(default=None, description="-2 to 2.")
+    frequency_penalty: float | None = Field(default=None, description="-2 to 2.")
+    repetition_penalty: float | None = Field(default=None, description="Above 0; 1 is neutral.")
+    seed: int | None = Field(default=None, description="64 bits. The same seed draws the same answer.")
+    stop: str | list[str] | None = Field(default=None, description="Strings that end the text.")
+    stop_token_ids: list[int] | None = Field(default=None, description="Tokens that end it.")
+    ignore_eos: bool | None = Field(default=None, description="Go on past the model's end tokens.")
+    min_tokens: int | None = Field(default=None, description="No end before so many tokens.")
+    logit_bias: dict[str, float] | None = Field(default=None, description="Token id to -100 … 100.")
+    skip_special_tokens: bool | None = Field(default=None, description="Default: true.")
+    include_stop_str_in_output: bool | None = Field(default=None, description="Default: false.")
+    prompt_logprobs: int | None = Field(default=None, description="0 to 20; not in streams.")
+    return_token_ids: bool | None = Field(default=None, description="Also answer with token ids.")
+    priority: int | None = Field(default=None, description="Lower goes first.")
+    cache_salt: str | None = Field(
+        default=None, description="Requests of other salts share no prefix with this."
+    )
+    no_store: bool | None = Field(default=None, description="Leave nothing in the prefix cache.")
+    user: str | None = Field(default=None, description="Without effect.")
+    metadata: dict[str, Any] | None = Field(default=None, description="Without effect.")
 
     def sampling(self, **more: Any) -> SamplingParams:
         """Raises RequestError for a value out of range."""
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         if self.logit_bias is not None:
             given["logit_bias"] = {_token(key): bias for key, bias in self.logit_bias.items()}
-        _check_stops(self.stop)
-        return SamplingParams(**given | more)
+        return SamplingParams(**given | {"stop": checked_stop("stop", self.stop)} | more)
 
 
 _SAMPLING = [
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
+    *("repetition_penalty", "seed", "stop_token_ids", "ignore_eos", "min_tokens"),
     *("skip_special_tokens", "include_stop_str_in_output", "prompt_logprobs"),
 ]
 
@@ -78,10 +79,12 @@ def _token(key: str) -> int:
     return int(key)
 
 
-def _check_stops(stop: str | list[str] | None) -> None:
-    strings = stop if isinstance(stop, list) else [stop or ""]
+def checked_stop(name: str, stop: str | list[str] | None) -> list[str]:
+    """Raises RequestError for more or longer stop strings than the server looks for."""
+    strings = [stop] if isinstance(stop, str) else stop or []
     if len(strings) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in strings):
-        raise RequestError(f"stop: at most {MOST_STOPS} strings of at most {LONGEST_STOP} characters", "stop")
+        raise RequestError(f"{name}: at most {MOST_STOPS} strings of at most {LONGEST_STOP} characters", name)
+    return strings
 
 
 class PromptTokensDetails(ApiModel):
@@ -111,9 +114,9 @@ class Usage(ApiModel):
 
 
 class StreamOptions(ApiModel):
-    include_usage: bool | None = Field(None, description="A last chunk with the usage.")
-    continuous_usage_stats: bool | None = Field(None, description="The usage so far in every chunk.")
-    include_obfuscation: bool | None = Field(None, description="Without effect: nothing is padded.")
+    include_usage: bool | None = Field(default=None, description="A last chunk with the usage.")
+    continuous_usage_stats: bool | None = Field(default=None, description="The usage so far in every chunk.")
+    include_obfuscation: bool | None = Field(default=None, description="Without effect: nothing is padded.")
 
 
 class ErrorDetail(ApiModel):

@@ -24,10 +24,10 @@ class TokenizeRequest(ApiModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool | None = Field(None, description="Of a text; default: true.")
+    add_special_tokens: bool | None = Field(default=None, description="Of a text; default: true.")
     return_token_strs: bool | None = None
 
 
@@ -41,7 +41,7 @@ class Tokens(ApiModel):
 class DetokenizeRequest(ApiModel):
     model: str | None = None
     tokens: list[int]
-    skip_special_tokens: bool | None = Field(None, description="Default: false.")
+    skip_special_tokens: bool | None = Field(default=None, description="Default: false.")
 
 
 class Text(ApiModel):
@@ -80,8 +80,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
     for place, token in enumerate(body.tokens):
         if not 0 <= token < vocab_size:
             raise RequestError(
-                f"token id {token} at position {place} is outside the vocabulary of {vocab_size} tokens", "tokens"
+                f"token id {token} at position {place} is outside the vocabulary of {vocab_size} tokens",
+                "tokens",
             )
-    return Text(
-        prompt=await asyncio.to_thread(tokenizer.decode, body.tokens, bool(body.skip_special_tokens))
-    )
+    return Text(prompt=await asyncio.to_thread(tokenizer.decode, body.tokens, bool(body.skip_special_tokens)))

@@ -1,0 +1,245 @@
+"""Bodies of `/v1/responses`, as the OpenAI API has them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field
+from pydantic import Tag as UnionTag
+
+from denim.errors import RequestError
+from denim.sampling_params import SamplingParams
+from denim.server.chat_schema import ContentPart
+from denim.server.schema import ApiModel, checked_stop
+
+NOT_KEPT = "nothing is stored between requests; send the whole conversation as input"
+
+
+class MessageItem(ApiModel):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart]
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class CallItem(ApiModel):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+    namespace: str | None = None
+
+
+class CallOutputItem(ApiModel):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[ContentPart]
+    id: str | None = None
+    status: str | None = None
+
+
+class ReasoningPart(ApiModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    text: str
+
+
+class ReasoningItem(ApiModel):
+    type: Literal["reasoning"]
+    summary: list[ReasoningPart]
+    content: list[ReasoningPart] | None = None
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: str | None = None
+
+
+def _item_type(item: Any) -> str:
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+    return kind if isinstance(kind, str) else "message"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, UnionTag("message")]
+    | Annotated[CallItem, UnionTag("function_call")]
+    | Annotated[CallOutputItem, UnionTag("function_call_output")]
+    | Annotated[ReasoningItem, UnionTag("reasoning")],
+    Discriminator(_item_type),
+]
+
+
+class ResponsesTool(ApiModel):
+    """A function. The API's own tools (web search, files, …) are not served."""
+
+    type: Literal["function"]
+    name: str = Field(min_length=1, max_length=128)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponsesNamedTool(ApiModel):
+    type: Literal["function"]
+    name: str
+
+
+class Reasoning(ApiModel):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = Field(
+        default=None, description="Without effect."
+    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(
+        default=None, description="Without effect."
+    )
+
+
+class PlainText(ApiModel):
+    type: Literal["text"] = "text"
+
+
+class TextOptions(ApiModel):
+    format: PlainText | None = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(default=None, description="Without effect.")
+
+
+class ResponsesRequest(ApiModel):
+    """Input, to be answered."""
+
+    input: str | list[InputItem]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, description="Default: what the context leaves.")
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = Field(
+        default=None, description="0 to 20; with include message.output_text.logprobs."
+    )
+    include: list[str] | None = Field(default=None, description="message.output_text.logprobs has an effect.")
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = Field(
+        default=None, description="Without effect: nothing is padded."
+    )
+    tools: list[ResponsesTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = Field(default=None, description="Without effect: of the API's own tools.")
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = Field(default=None, description="auto is refused.")
+    previous_response_id: str | None = Field(default=None, description="Refused: nothing is stored.")
+    conversation: str | dict[str, Any] | None = Field(default=None, description="Refused: nothing is stored.")
+    background: bool | None = Field(default=None, description="true is refused.")
+    store: bool | None = Field(default=None, description="Without effect: nothing is stored.")
+    metadata: dict[str, Any] | None = Field(default=None, description="Given back.")
+    user: str | None = Field(default=None, description="Without effect, as the following ones.")
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Denim's, as the following ones."
+    )
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    no_store: bool | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
+
+    def params(self) -> SamplingParams:
+        """Raises RequestError."""
+        names = (
+            *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+            *("repetition_penalty", "seed", "ignore_eos", "min_tokens"),
+        )
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return SamplingParams(
+            max_tokens=self.max_output_tokens,
+            logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
+            stop=checked_stop("stop", self.stop),
+            **given,
+        )
+
+    def check(self) -> None:
+        """Refuse what cannot be served. Raises RequestError."""
+        for name in ("previous_response_id", "conversation"):
+            if getattr(self, name) is not None:
+                raise RequestError(f"{name} is not served: {NOT_KEPT}", name)
+        if self.background:
+            raise RequestError(f"background is not served: {NOT_KEPT}", "background")
+        if self.truncation == "auto":
+            raise RequestError("truncation='auto' is not served; shorten the input", "truncation")
+        if not self.input:
+            raise RequestError("input is empty", "input")
+        offered = [tool.name for tool in self.tools or ()]
+        named = self.tool_choice.name if isinstance(self.tool_choice, ResponsesNamedTool) else None
+        if (self.tool_choice == "required" and not offered) or (named is not None and named not in offered):
+            raise RequestError(
+                f"tool_choice wants {'a tool' if named is None else repr(named)}, and tools has"
+                f" {', '.join(offered) or 'none'}",
+                "tool_choice",
+            )
+
+
+class InputDetails(ApiModel):
+    cached_tokens: int
+
+
+class OutputDetails(ApiModel):
+    reasoning_tokens: int
+
+
+class ResponsesUsage(ApiModel):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class Incomplete(ApiModel):
+    reason: Literal["max_output_tokens"]
+
+
+class Response(ApiModel):
+    """The answer. Items of `output`: reasoning, message, function_call."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: bool = False
+    error: dict[str, Any] | None = None
+    incomplete_details: Incomplete | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, Any]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: Reasoning
+    service_tier: str = "default"
+    store: bool = False
+    temperature: float | None
+    text: TextOptions
+    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool
+    tools: list[ResponsesTool]
+    top_p: float | None
+    truncation: str = "disabled"
+    usage: ResponsesUsage | None
