@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from denim.engine import LLM, AsyncEngine
     from denim.errors import CapacityError, CheckpointError, ConfigError, DenimError, RequestError
     from denim.sampling_params import SamplingParams
+    from denim.structured_output import StructuredOutput
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "DenimError",
     "RequestError",
     "SamplingParams",
+    "StructuredOutput",
     "__version__",
 ]
 
@@ -37,6 +39,7 @@ _HOMES = {
     "DenimError": "denim.errors",
     "RequestError": "denim.errors",
     "SamplingParams": "denim.sampling_params",
+    "StructuredOutput": "denim.structured_output",
 }
 
 

@@ -17,6 +17,7 @@ from numbers import Integral, Real
 from typing import Any, Protocol
 
 from denim.errors import RequestError
+from denim.structured_output import StructuredOutput
 
 GREEDY_BELOW = 1e-5  # vLLM's _SAMPLING_EPS: a temperature below it means the most likely token
 MAX_LOGPROBS = 20  # vLLM's default max_logprobs, and the OpenAI API's limit
@@ -66,6 +67,8 @@ class SamplingParams:
     logprobs, prompt_logprobs: log-probabilities of the token and of so many most likely ones, from the
         model's logits before any of the above; 0 to 20.
     logit_bias: token id -> number added to its logit; -100 to 100.
+    structured: a form that the text must have (vLLM's structured_outputs). Where the text has it and nothing
+        can follow, the completion ends, before min_tokens too; where it may go on, an end token may end it.
     detokenize: False: token ids only, `text` stays empty.
     include_stop_str_in_output: keep the stop string or the stopping token's text.
     """
@@ -87,6 +90,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    structured: StructuredOutput | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -125,6 +129,8 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 keep(name, _integer(name, getattr(self, name), 0, MAX_LOGPROBS))
+        if self.structured is not None and not isinstance(self.structured, StructuredOutput):
+            raise _bad("structured", self.structured, "must be a StructuredOutput or None")
         keep("stop", _stop_strings(self.stop))
         if self.stop and not self.detokenize:
             raise _bad("stop", self.stop, "needs text; set detokenize=True or use stop_token_ids")

@@ -28,6 +28,8 @@ ROWS = [
     {"ledger"},
     {"spec"},
     {"sampling_params"},
+    {"structured_output"},
+    {"json_schema"},
     {"errors"},
 ]
 # Parts of one row that may see each other, in this direction only.

@@ -52,6 +52,10 @@ class Completion:
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + report.logprob
 
         text, output.finish_reason, output.stop_reason = self._text.push(token)
+        constraint = self.sampling.constraint
+        if constraint is not None and constraint.exhausted and output.finish_reason in (None, "length"):
+            text += self._text.flush()  # its form is whole, and nothing can follow
+            output.finish_reason = "stop"
         return self._delta(text, [token], logprobs)
 
     def end(self, reason: str) -> StreamDelta:

@@ -20,6 +20,7 @@ from denim.engine.cache_wishes import NO_WISHES, CacheWishes
 from denim.engine.capacity import describe
 from denim.engine.completion import Completion
 from denim.engine.facts import EngineFacts
+from denim.engine.grammars import Grammars
 from denim.engine.in_flight import InFlight
 from denim.engine.loading import LoadedModel, load
 from denim.engine.memory_plan import plan_memory
@@ -39,7 +40,7 @@ from denim.runner.forward import Forward
 from denim.runner.plan import StepPlan
 from denim.runner.random import derive_seed
 from denim.runner.runner import Flight, Runner, StepOutput
-from denim.runner.sampler import SamplingState
+from denim.runner.sampler import SamplingState, ending_ids
 from denim.sampling_params import SamplingParams, checked_params
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.request import Family, Request
@@ -80,6 +81,7 @@ class EngineCore:
         )
         wants_positions = options.checkpoint_policy == "auto"
         self.reader = PromptReader(self.tokenizer, spec.vocab_size, capacity.max_model_len, wants_positions)
+        self.grammars = Grammars(self.tokenizer, spec.vocab_size, self.defaults.end_token_ids)
         self.steps = 0
         self.tokens = 0
         self._ids = count()  # of completions; the scheduler's ids
@@ -168,7 +170,10 @@ class EngineCore:
         priority: int = 0,
         cache: CacheWishes = NO_WISHES,
     ) -> str:
-        """Queue a request; returns its id. Raises RequestError, with nothing kept, when it cannot run."""
+        """Queue a request; returns its id. Raises RequestError, with nothing kept, when it cannot run.
+
+        A structured output that was not compiled before (`grammars`) is compiled now, and waited for.
+        """
         read = prompt if isinstance(prompt, ReadPrompt) else self.read(prompt)
         params = checked_params(params)
         if isinstance(priority, bool) or not isinstance(priority, Integral):
@@ -260,9 +265,7 @@ class EngineCore:
         """One step further. Returns what is no failure of the step but was raised within it."""
         before, interrupt = self._flight, None
         self._flight = None
-        if before is not None and before.settles_first:
-            interrupt, before = self._land(before, deltas), None
-        plan = self.scheduler.schedule() if interrupt is None else None
+        plan = self.scheduler.schedule()
         if plan is not None:
             try:
                 for span in plan.spans:
@@ -273,6 +276,13 @@ class EngineCore:
                 interrupt = self._fail(plan, error, deltas)
             else:
                 self.scheduler.launched(plan)
+                if flight.undrawn is not None:
+                    assert before is not None, "tokens before are unknown, and no step is to bring them"
+                    interrupt, before = self._land(before, deltas), None
+                    try:
+                        self.runner.draw(flight)
+                    except BaseException as error:
+                        return self._drop(flight, error, deltas) or interrupt
                 if self._overlap:
                     self._flight = flight
                 else:
@@ -286,11 +296,17 @@ class EngineCore:
         try:
             result = flight.result()
         except BaseException as error:
-            interrupt = self._fail(flight.plan, error, deltas)
-            self.scheduler.update(flight.plan, {})
-            return interrupt
+            return self._drop(flight, error, deltas)
         deltas += self._take(flight.plan, result)
         return None
+
+    def _drop(
+        self, flight: Flight, error: BaseException, deltas: list[StreamDelta]
+    ) -> BaseException | None:
+        """A step that was launched brings nothing but `error`."""
+        interrupt = self._fail(flight.plan, error, deltas)
+        self.scheduler.update(flight.plan, {})
+        return interrupt
 
     def _take(self, plan: StepPlan, result: StepOutput) -> list[StreamDelta]:
         """Note what a step produced, and end what it completed. What ended while it ran gets no more."""
@@ -396,7 +412,10 @@ class EngineCore:
         prompt = output.prompt_token_ids
         room = self.scheduler.config.max_model_len - len(prompt)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        sampling = SamplingState(params, prompt, self.spec.vocab_size, ends, index)
+        constraint = None
+        if params.structured is not None:
+            constraint = self.grammars.constraint(params.structured, ending_ids(params, ends))
+        sampling = SamplingState(params, prompt, self.spec.vocab_size, ends, index, constraint)
         completion = Completion(output, index, params, sampling, max_tokens, ends, self.tokenizer)
         scored = params.prompt_logprobs if index == 0 else None
         id_ = next(self._ids)

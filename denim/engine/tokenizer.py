@@ -34,6 +34,11 @@ class Tokenizer:
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
 
     @property
+    def inner(self) -> Any:
+        """The transformers tokenizer itself, for libraries that take one."""
+        return self._inner
+
+    @property
     def eos_token_id(self) -> int | None:
         return self._inner.eos_token_id
 

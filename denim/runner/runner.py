@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from denim.runner.flushing import flush_slots
 from denim.runner.forward import Forward
 from denim.runner.logprobs import TokenLogprobs, prompt_logprobs
 from denim.runner.plan import Span, StepPlan, Swap, is_decode
-from denim.runner.sampler import Draw, Sampler
+from denim.runner.sampler import Draw, Sampler, SamplingState
 
 # Rows of logits that exist at one time while a prompt is scored.
 SCORED_ROWS = 256
@@ -42,19 +43,27 @@ class StepOutput:
     failed: list[int] = field(default_factory=list)
 
 
+class Undrawn(NamedTuple):
+    """`logits` [n, vocab] and, where they are known, their `largest` [n], of spans with these states."""
+
+    states: list[SamplingState]
+    logits: Tensor
+    largest: Tensor | None
+
+
 @dataclass
 class Flight:
     """A step on its way. `requests` are those that draw a token, in the order of `draw`'s rows.
 
-    `settles_first`: which tokens it draws decides how the next ones are drawn, so they have to be known
-    first.
+    `undrawn`: what the tokens are still to be drawn from, as how that is done depends on tokens that the step
+    before draws; `Runner.draw` does it when those are known.
     """
 
     plan: StepPlan
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     requests: list[int] = field(default_factory=list)
     draw: Draw | None = None
-    settles_first: bool = False
+    undrawn: Undrawn | None = None
 
     def result(self) -> StepOutput:
         """Wait for the device. Raises what the device says of a step that it could not do."""
@@ -84,7 +93,8 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Flight:
         """Start `plan`. On a GPU the host does not wait for it, so that it may plan and launch the next step
-        meanwhile; tokens that this one draws need not be known for that (`UNKNOWN` in a span).
+        meanwhile; tokens that this one draws need not be known for that (`UNKNOWN` in a span). A flight that
+        is `undrawn` has to be drawn before the next launch.
 
         Raises CheckpointError when a span would begin from a state that stands for another number of tokens
         than the span starts at.
@@ -161,14 +171,34 @@ class Runner:
                 reports += prompt_logprobs(logits, ids, span.top_logprobs)
             flight.prompt_logprobs[span.request_id] = reports
 
+    @torch.inference_mode()
+    def draw(self, flight: Flight) -> None:
+        """Draw the tokens of a flight that is undrawn. All tokens before them are known by now."""
+        assert flight.undrawn is not None
+        states, logits, largest = flight.undrawn
+        flight.undrawn = None
+        self._draw_rows(flight, states, logits, [0] * len(states), largest)
+
     def _draw(
         self, spans: Sequence[Span], logits: Tensor, flight: Flight, largest: Tensor | None = None
     ) -> None:
-        """A token for each of `spans` from its row of `logits`."""
+        """A token for each of `spans` from its row of `logits`, now or when it can be."""
         states = [span.sampling for span in spans]
         flight.requests = [span.request_id for span in spans]
-        flight.settles_first = any([state.seen is not None for state in states])
         ahead = [int(span.tokens[-1] < 0) for span in spans]
+        if any([more and state.needs_past for more, state in zip(ahead, states, strict=True)]):
+            flight.undrawn = Undrawn(states, logits, largest)
+        else:
+            self._draw_rows(flight, states, logits, ahead, largest)
+
+    def _draw_rows(
+        self,
+        flight: Flight,
+        states: Sequence[SamplingState],
+        logits: Tensor,
+        ahead: Sequence[int],
+        largest: Tensor | None,
+    ) -> None:
         flight.draw = self.sampler.draw(logits, states, ahead, largest)
         self._rows_drawn = dict(zip(flight.requests, range(len(states)), strict=True))
         if flight.draw.tokens is not largest:

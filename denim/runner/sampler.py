@@ -1,8 +1,8 @@
 """The next token of every row of a batch, worked out on the device; the host waits when it asks for it.
 
-Owns the order of the steps, which is vLLM's: logit bias, min_tokens, penalties, temperature, min-p,
-top-k, top-p, draw; and what of a request's past they depend on. Log-probabilities are of the logits as
-they came. Knows parameters and token ids; knows nothing of text, schedules or models.
+Owns the order of the steps, which is vLLM's: structured output, logit bias, min_tokens, penalties,
+temperature, min-p, top-k, top-p, draw; and what of a request's past they depend on. Log-probabilities are of
+the logits as they came. Knows parameters and token ids; knows nothing of text, schedules or models.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from denim.runner.constraint import Constraint
 from denim.runner.draw import draw, draw_filtered, make_filters
 from denim.runner.largest import NO_TOKEN, largest
 from denim.runner.logprobs import LogprobTensors, TokenLogprobs, token_logprobs
@@ -27,7 +28,8 @@ class SamplingState:
     """How one completion is sampled, and what of its past that depends on.
 
     `params` are resolved (RequestError if they name a token beyond `vocab_size`). Completion `index` of
-    a request draws from the stream of seed + index; `drawn` tokens were taken from it so far.
+    a request draws from the stream of seed + index; `drawn` tokens were taken from it so far. `constraint`
+    says what may come next (`structured`); it is this completion's own.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class SamplingState:
         vocab_size: int,
         end_token_ids: Sequence[int] = (),
         index: int = 0,
+        constraint: Constraint | None = None,
     ) -> None:
         params.check_vocab(vocab_size)
         assert params.seed is not None, "resolve() fills in the seed first"
@@ -44,14 +47,28 @@ class SamplingState:
         self.seed = params.seed + index
         self.drawn = 0
         self.seen = SeenTokens(prompt_ids) if params.penalised else None
-        ends = () if params.ignore_eos else end_token_ids
-        self.ending_ids = sorted({*ends, *params.stop_token_ids})
+        self.ending_ids = ending_ids(params, end_token_ids)
+        self.constraint = constraint
+
+    @property
+    def needs_past(self) -> bool:
+        """Whether all tokens before have to be known when the next one is drawn."""
+        return self.seen is not None or self.constraint is not None
 
     def append(self, token: int) -> None:
-        """Takes note that `token` was drawn: to be called once for every token that is accepted."""
+        """Takes note that `token` was drawn: to be called once for every token that is accepted. Raises
+        DeadEndError where a structured output cannot go on behind it."""
         self.drawn += 1
+        if self.constraint is not None:
+            self.constraint.accept(token)
         if self.seen is not None:
             self.seen.append(token)
+
+
+def ending_ids(params: SamplingParams, end_token_ids: Sequence[int]) -> list[int]:
+    """Tokens that end a completion: the model's own, unless it is to go on past them, and stop tokens."""
+    ends = () if params.ignore_eos else end_token_ids
+    return sorted({*ends, *params.stop_token_ids})
 
 
 class SampleResult(NamedTuple):
@@ -151,10 +168,14 @@ class _Batch:
         self.penalised_rows = [row for row in every if params[row].penalised]
         self.minimum_rows = [row for row in every if params[row].min_tokens and states[row].ending_ids]
         self.logprob_rows = [row for row in every if params[row].logprobs is not None]
+        constraints = [(row, state.constraint) for row, state in enumerate(states)]
+        self.constraints = [(row, one) for row, one in constraints if one is not None]
         biases = [
             (row * vocab + token, bias) for row in every for token, bias in params[row].logit_bias.items()
         ]
-        self.plain = not (self.random_rows or self.penalised_rows or self.minimum_rows or biases)
+        self.plain = not (
+            self.random_rows or self.penalised_rows or self.minimum_rows or self.constraints or biases
+        )
         self.top_logprobs = max((params[row].logprobs or 0 for row in self.logprob_rows), default=0)
 
         self.logprob_index = self._tensor(self.logprob_rows, np.int64)
@@ -190,6 +211,7 @@ class _Batch:
 def _choose(logits: Tensor, batch: _Batch, drawn: Sequence[int]) -> Tensor:
     """Tokens int64 [R] where more is asked for than the largest of `logits`. `drawn`: tokens before."""
     logits = logits.to(torch.float32, copy=True).contiguous()
+    _constrain(logits, batch)
     if len(batch.bias_places):
         logits.view(-1).index_add_(0, batch.bias_places, batch.bias_values)
     _forbid_ends(logits, batch, drawn)
@@ -215,6 +237,18 @@ def _uniforms(batch: _Batch, rows: Sequence[int], drawn: Sequence[int]) -> Tenso
 
 def _filtered(params: SamplingParams) -> bool:
     return bool(params.top_k) or (params.top_p or 1.0) < 1.0 or (params.min_p or 0.0) > 0.0
+
+
+def _constrain(logits: Tensor, batch: _Batch) -> None:
+    """Leave each row with a structured output what may come next there."""
+    if not batch.constraints:
+        return
+    from xgrammar import apply_token_bitmask_inplace
+
+    masks = torch.full((len(logits), -(-batch.vocab // 32)), -1, dtype=torch.int32)
+    for row, constraint in batch.constraints:
+        masks[row] = constraint.mask
+    apply_token_bitmask_inplace(logits, batch.send(masks.numpy()), vocab_size=batch.vocab)
 
 
 def _forbid_ends(logits: Tensor, batch: _Batch, drawn: Sequence[int]) -> None:

@@ -1,0 +1,94 @@
+"""What a JSON schema may ask of generated text.
+
+Owns the limits of a schema and the keywords that cannot be held to while text is generated: those are
+refused, for a schema that is obeyed only in part is worse than none. Knows nothing of grammars or tokens.
+
+Two things are narrower than JSON Schema, which is harmless, as what they allow is still valid: objects have
+no properties beside those that the schema names (unless additionalProperties says more), and they come in the
+schema's order. `oneOf` counts as `anyOf`, and `format` is held to for well-known formats only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from denim.errors import RequestError
+
+# Compiling takes time that grows with the square of the depth: a second at 128.
+MAX_DEPTH = 64
+
+UNSUPPORTED = (
+    "not",
+    "if",
+    "then",
+    "else",
+    "multipleOf",
+    "uniqueItems",
+    "contains",
+    "minContains",
+    "maxContains",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "$dynamicRef",
+    "$recursiveRef",
+)
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # a schema for each name
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems", "propertyNames")
+
+
+def check_schema(schema: object, field: str) -> None:
+    """Raises RequestError, naming `field`, for what is no schema, is too deep or asks for what cannot be held
+    to."""
+    waiting: list[tuple[str, object, int]] = [("$", schema, 0)]
+    while waiting:
+        path, part, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise RequestError(f"{field}: the schema is deeper than {MAX_DEPTH} at {path[:200]}", field)
+        if isinstance(part, bool):
+            continue
+        if not isinstance(part, Mapping):
+            raise RequestError(f"{field}: {path[:200]} must be a JSON schema, an object or a boolean", field)
+        _check_keywords(path, part, field)
+        waiting += [(inner, below, depth + 1) for inner, below in _subschemas(path, part, field)]
+
+
+def _check_keywords(path: str, schema: Mapping[str, Any], field: str) -> None:
+    def refuse(what: str, instead: str) -> RequestError:
+        return RequestError(f"{field}: {what} at {path[:200]} cannot be guaranteed; {instead}", field)
+
+    for keyword in UNSUPPORTED:
+        if schema.get(keyword, False) is not False:
+            raise refuse(repr(keyword), "leave it out")
+    if "pattern" in schema and ("minLength" in schema or "maxLength" in schema):
+        raise refuse("'pattern' together with a length", "say the length in the pattern")
+    parts = schema.get("allOf")
+    if isinstance(parts, list) and len(parts) > 1:
+        raise refuse("'allOf' of several schemas", "join them into one")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise RequestError(f"{field}: 'required' at {path[:200]} must be a list of names", field)
+    properties = schema.get("properties", {})
+    for name in required:
+        if isinstance(properties, Mapping) and name not in properties:
+            raise refuse(f"the required property {name[:100]!r}", "describe it under 'properties'")
+
+
+def _subschemas(path: str, schema: Mapping[str, Any], field: str) -> Iterator[tuple[str, object]]:
+    for key in _NAMED:
+        named = schema.get(key, {})
+        if not isinstance(named, Mapping):
+            raise RequestError(f"{field}: {key!r} at {path[:200]} must be an object", field)
+        for name, below in named.items():
+            yield f"{path}.{name}", below
+    for key in _LISTED:
+        listed = schema.get(key, [])
+        if not isinstance(listed, list):
+            raise RequestError(f"{field}: {key!r} at {path[:200]} must be a list", field)
+        for place, below in enumerate(listed):
+            yield f"{path}.{key}[{place}]", below
+    for key in _SINGLE:
+        if key in schema:
+            yield f"{path}.{key}", schema[key]
