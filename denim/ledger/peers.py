@@ -99,10 +99,16 @@ class SglangLayout:
         """What is set aside for a request of `tokens` tokens: its reserved slots and its KV."""
         return (self.reserved + self.drafts) * self.state_bytes + tokens * self.kv_bytes_per_token
 
+    def pools(self, memory_bytes: int) -> tuple[float, float]:
+        """Bytes of the pool of states and of that of KV. A model that has only one of them has one pool."""
+        if not (self.state_bytes and self.kv_bytes_per_token):
+            return (memory_bytes, 0) if self.state_bytes else (0, memory_bytes)
+        states = memory_bytes * SGLANG_RATIO / (1 + SGLANG_RATIO)
+        return states, memory_bytes - states
+
     def requests(self, memory_bytes: int, lengths: Lengths) -> int:
         """How many requests of these lengths run at once, by the pool that is exhausted first."""
-        states = memory_bytes * SGLANG_RATIO / (1 + SGLANG_RATIO) if self.kv_bytes_per_token else memory_bytes
-        kv = memory_bytes - states if self.state_bytes else memory_bytes
+        states, kv = self.pools(memory_bytes)
         limits = []
         if self.state_bytes:
             limits.append(int(states / ((self.reserved + self.drafts) * self.state_bytes)))

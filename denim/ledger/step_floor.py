@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from denim.ledger.cost import Ledger
 from denim.ledger.devices import Device
-from denim.ledger.flops import decode_flops, prefill_flops
+from denim.ledger.flops import CHUNK, decode_flops, prefill_flops
 from denim.ledger.fp8_blocks import expert_saving, fp8_saving
 from denim.ledger.parameters import count_parameters
 from denim.spec.ffn import MoEFFN
@@ -40,10 +40,12 @@ def decode_floor(spec: ModelSpec, ledger: Ledger, device: Device, context: float
     return _floor(device, batch, round(moved), batch * decode_flops(spec, round(context)))
 
 
-def prefill_floor(spec: ModelSpec, ledger: Ledger, device: Device, tokens: int) -> StepFloor:
-    """A prompt of `tokens` tokens in one step, from nothing to its first sampled token."""
+def prefill_floor(
+    spec: ModelSpec, ledger: Ledger, device: Device, tokens: int, chunk: int = CHUNK
+) -> StepFloor:
+    """A prompt of `tokens` tokens in one step, in chunks of `chunk`, to its first sampled token."""
     moved = weights_read(spec, tokens, device) + ledger.hybrid_bytes(tokens)
-    return _floor(device, tokens, moved, prefill_flops(spec, tokens))
+    return _floor(device, tokens, moved, prefill_flops(spec, tokens, chunk))
 
 
 def weights_read(spec: ModelSpec, tokens: int, device: Device) -> int:

@@ -41,6 +41,7 @@ class CapacityPlan:
     working_bytes: int
     num_slabs: int
     drafts: DraftCost | None
+    chunk: int = CHUNK
 
     @classmethod
     def of(
@@ -52,11 +53,14 @@ class CapacityPlan:
         devices: int = 1,
         kv_dtype: str = "auto",
         drafts: int = 0,
+        page_size: int = PAGE_SIZE,
+        chunk: int = CHUNK,
     ) -> CapacityPlan:
         """The plan of `spec` on each of `devices` equal devices.
 
         `memory`: bytes of the arena on a device; None: what the engine would take. `drafts`: drafts that a
         step verifies; their records lie in the slot, and the MTP head's KV, where there is one, in the page.
+        `page_size`: tokens of a page; `chunk`: tokens of a chunk of the chunked form.
         Raises ConfigError for what cannot be, CapacityError when weights or one request do not fit.
         """
         if drafts < 0:
@@ -64,15 +68,15 @@ class CapacityPlan:
         share = share_of(spec, devices)
         ledger = ledger_of(share, kv_dtype)
         weights = weight_bytes(share, fp8_blocks=device.fp8_blocks)
-        budget = arena_budget(share, device) if memory is None else memory
+        budget = arena_budget(share, device, chunk) if memory is None else memory
         if budget <= 0:
             raise CapacityError(
                 f"{device.name} with {size_text(device.memory_bytes)} has no room for states and KV beside "
-                f"{size_text(weights)} of weights; choose a larger device or more with "
-                "--tensor-parallel"
+                f"{size_text(weights)} of weights; choose a larger device, or several that share "
+                "the model (--tensor-parallel)"
             )
         cost = draft_cost(share, drafts, kv_dtype) if drafts else None
-        layout = _layout(share, None if kv_dtype == "auto" else kv_dtype, cost)
+        layout = _layout(share, page_size, None if kv_dtype == "auto" else kv_dtype, cost)
         return cls(
             share,
             ledger,
@@ -80,9 +84,10 @@ class CapacityPlan:
             device,
             share.dtype if kv_dtype == "auto" else kv_dtype,
             weights,
-            working_bytes(share, DEFAULT_BATCHED_TOKENS[device.kind], DEFAULT_NUM_SEQS, CHUNK),
+            working_bytes(share, DEFAULT_BATCHED_TOKENS[device.kind], DEFAULT_NUM_SEQS, chunk),
             layout.num_slabs(budget),
             cost,
+            chunk,
         )
 
     @property
@@ -145,13 +150,13 @@ class Holding:
         return self.arena_bytes - self.state_bytes - self.kv_bytes
 
 
-def _layout(spec: ModelSpec, kv_dtype: str | None, drafts: DraftCost | None) -> ArenaLayout:
+def _layout(spec: ModelSpec, page_size: int, kv_dtype: str | None, drafts: DraftCost | None) -> ArenaLayout:
     """The engine's layout, with records in the slot and the MTP head's KV in the page, with drafts."""
     if drafts is None:
-        return ArenaLayout.of(spec, PAGE_SIZE, kv_dtype)
+        return ArenaLayout.of(spec, page_size, kv_dtype)
     trunk = len(spec.layers)
     mtp = [trunk + i for i, layer in enumerate(spec.mtp_layers) if layer.mixer.kv_elements()]
-    layout = ArenaLayout.of(spec, PAGE_SIZE, kv_dtype, [*spec.attention_layers, *mtp])
+    layout = ArenaLayout.of(spec, page_size, kv_dtype, [*spec.attention_layers, *mtp])
     sizes = {size.name: size.entry_bytes for size in layout.classes}
     if SLOT in sizes:
         sizes[SLOT] = -(-sizes[SLOT] // TENSOR_ALIGN) * TENSOR_ALIGN + drafts.records_bytes

@@ -96,7 +96,7 @@ def _workload(plan: CapacityPlan, holding: Holding, compare: bool) -> dict[str, 
         "running": holding.running,
         "conversations_beside": holding.conversations_beside,
         "decode": [_floor(floor) for floor in decode],
-        "prefill": _floor(prefill_floor(plan.spec, plan.ledger, plan.device, mean_prompt)),
+        "prefill": _floor(prefill_floor(plan.spec, plan.ledger, plan.device, mean_prompt, plan.chunk)),
     }
     if compare:
         values["peers"] = _peers(plan, holding)

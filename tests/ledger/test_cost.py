@@ -10,7 +10,7 @@ import pytest
 from denim.errors import ConfigError
 from denim.ledger import LENGTHS, ledger_json, ledger_of
 from denim.spec import read_spec
-from tests.ledger.models import illustrative
+from denim.spec.illustrative import illustrative
 from tests.spec.configs import qwen3_5_0_8b
 
 KIB, MIB = 1024, 1024 * 1024

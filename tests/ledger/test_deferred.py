@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from denim.ledger.deferred import deferred_cost, ring_length
+from denim.spec.illustrative import illustrative
 from denim.spec.linear import KimiDelta, Lightning
 from denim.spec.model import Layer
-from tests.ledger.models import illustrative
 
 KIB = 2**10
 

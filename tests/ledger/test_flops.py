@@ -7,7 +7,7 @@ import pytest
 from denim.ledger import decode_flops, prefill_flops
 from denim.ledger.flops import CHUNK
 from denim.spec import read_spec
-from tests.ledger.models import illustrative
+from denim.spec.illustrative import illustrative
 from tests.spec.configs import qwen3_5_0_8b_text
 
 

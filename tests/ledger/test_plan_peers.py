@@ -9,8 +9,8 @@ import pytest
 from denim.ledger.lengths import Lengths
 from denim.ledger.peers import SglangLayout, VllmLayout
 from denim.spec import read_spec
+from denim.spec.illustrative import illustrative
 from denim.spec.published import FOLDER as CONFIGS
-from tests.ledger.models import illustrative
 from tests.spec.configs import qwen3_5_0_8b
 
 KIB, MIB = 1024, 2**20

@@ -14,8 +14,8 @@ from denim.ledger.drafts import draft_cost, record_bytes
 from denim.ledger.step_floor import decode_floor, prefill_floor, weights_read
 from denim.ledger.tensor_parallel import share_of
 from denim.spec import read_spec
+from denim.spec.illustrative import illustrative
 from denim.spec.published import FOLDER as CONFIGS
-from tests.ledger.models import illustrative
 from tests.spec.configs import qwen3_5_0_8b
 
 KIB = 1024
