@@ -31,15 +31,18 @@ class CacheWishes:
                 f"cache_salt={self.cache_salt!r} must be a string that is not empty, or None", "cache_salt"
             )
         if not isinstance(self.no_store, bool):
-            raise RequestError(f"no_store={self.no_store!r} must be True or False")
+            raise RequestError(f"no_store={self.no_store!r} must be True or False", "no_store")
         control: Any = self.cache_control
         if isinstance(control, str | bytes) or not isinstance(control, Sequence):
-            raise RequestError(f"cache_control={control!r} must be a list of positions in the prompt")
+            raise RequestError(
+                f"cache_control={control!r} must be a list of positions in the prompt", "cache_control"
+            )
         for position in control:
             if isinstance(position, bool) or not isinstance(position, Integral) or position < 1:
                 raise RequestError(
                     f"cache_control has {position!r}; a position is a number of tokens from the prompt's"
-                    " beginning, at least 1"
+                    " beginning, at least 1",
+                    "cache_control",
                 )
 
     def check_prompt(self, tokens: int) -> None:
@@ -48,7 +51,8 @@ class CacheWishes:
         if behind:
             raise RequestError(
                 f"cache_control has {behind[0]}, but the prompt has {tokens} tokens; positions count tokens"
-                " from its beginning"
+                " from its beginning",
+                "cache_control",
             )
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
-from denim.server.logprobs import CompletionLogprobs
+from denim.server.logprobs import CompletionLogprobs, PromptLogprob
 from denim.server.schema import ApiModel, SamplingFields, StreamOptions, Usage
 
 DEFAULT_MAX_TOKENS = 16  # the API's
@@ -76,6 +76,7 @@ class CompletionChoice(ApiModel):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: int | str | None = None
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 

@@ -25,7 +25,7 @@ from denim.server.completion_schema import (
 )
 from denim.server.generation import Job, generate
 from denim.server.json_body import JsonRoute
-from denim.server.logprobs import Report, completion_logprobs
+from denim.server.logprobs import Report, completion_logprobs, prompt_logprobs
 from denim.server.record import RequestRecord, record_of
 from denim.server.schema import ERRORS, Usage, json_response
 from denim.server.serving import Serving, serving_of
@@ -133,13 +133,13 @@ class _Answer:
         """A whole choice."""
         body = self._body
         tokens, text, reports = choice.tokens, choice.text, list[Report | None](choice.reports)
+        scores = self._prompt_scores.get(choice.index // self._job.params.n, [])
         if body.scores_only:
             tokens, text, reports = [], "", []
         logprobs = None
         if body.echo:
             text = self._echo(choice) + text
             if body.logprobs is not None:
-                scores = self._prompt_scores[choice.index // self._job.params.n]
                 tokens, reports = [*choice.prompt.tokens, *tokens], [*scores, *reports]
         if body.logprobs is not None:
             logprobs = completion_logprobs(tokens, reports, body.logprobs, 0, self._decode)
@@ -150,6 +150,7 @@ class _Answer:
             logprobs=logprobs,
             finish_reason="length" if body.scores_only else choice.finish_reason,  # type: ignore[arg-type]
             stop_reason=choice.stop_reason,
+            prompt_logprobs=prompt_logprobs(scores) if body.prompt_logprobs is not None else None,
             prompt_token_ids=choice.prompt.tokens if ids else None,
             token_ids=choice.tokens if ids and not body.scores_only else None,
         )

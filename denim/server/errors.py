@@ -118,17 +118,36 @@ def install_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, answer)
 
 
-def _invalid(error: RequestValidationError) -> ApiError:
-    """The first of pydantic's complaints, with the path of the field."""
-    first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"] if part != "body") or None
+def _invalid(invalid: RequestValidationError) -> ApiError:
+    """The complaint about the deepest field. Where a field may have several forms, pydantic complains about
+    each of them, and the deepest one is about the form that was meant."""
+    complaints = [(_field(error, invalid.body), error) for error in invalid.errors()]
+    path, first = max(complaints, key=lambda complaint: len(complaint[0]))
+    param = ".".join(map(str, path)) or None
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"Unknown parameter: {param!r}.", param=param, code="unknown_parameter")
     if first["type"] == "missing":
         what = "the request's body" if param is None else f"the parameter {param!r}"
         return ApiError(400, f"Missing: {what}.", param=param, code="missing_required_parameter")
-    message = f"{first['msg']}{'' if param is None else f': {param!r}'}; got {_shown(first.get('input'))}."
+    reasons = dict.fromkeys(error["msg"] for place, error in complaints if place == path)
+    where = "" if param is None else f"{param!r}: "
+    message = f"{where}{', or: '.join(reasons)}; got {_shown(first.get('input'))}."
     return ApiError(400, message, param=param, code="invalid_value")
+
+
+def _field(error: Mapping[str, Any], body: Any) -> list[str | int]:
+    """The path of the field that an error is about. pydantic's own has the names of the forms of a field
+    between those of the fields; so only what leads further into the body counts."""
+    path: list[str | int] = []
+    inner = body
+    for part in error["loc"]:
+        in_list = isinstance(inner, list) and isinstance(part, int) and part < len(inner)
+        if in_list or (isinstance(inner, dict) and part in inner):
+            inner = inner[part]
+            path.append(part)
+    if error["type"] == "missing" and error["loc"][-1] != "body":
+        path.append(error["loc"][-1])
+    return path
 
 
 def _utf8(text: str) -> str:

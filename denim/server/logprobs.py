@@ -32,6 +32,25 @@ class ChatLogprobs(ApiModel):
     refusal: None = None
 
 
+class PromptLogprob(ApiModel):
+    """vLLM's form of an entry."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
+def prompt_logprobs(reports: Sequence[Report | None]) -> list[dict[int, PromptLogprob] | None]:
+    """Of every token of a prompt by token id, as vLLM has them; None for the first one."""
+    return [report and {token: _by_id(entry) for token, entry in report.items()} for report in reports]
+
+
+def _by_id(entry: Logprob) -> PromptLogprob:
+    return PromptLogprob(
+        logprob=max(entry.logprob, LEAST), rank=entry.rank, decoded_token=entry.decoded_token
+    )
+
+
 class CompletionLogprobs(ApiModel):
     """`text_offset`: characters of the choice's text before each token."""
 
