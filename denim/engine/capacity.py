@@ -6,7 +6,6 @@ Refuses what cannot work before a request comes, and clamps what was only a defa
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 import psutil
@@ -29,18 +28,17 @@ from denim.memory.layout import PAGE, SLOT, ArenaLayout
 from denim.models.fp8_kept import can_keep
 from denim.spec.model import ModelSpec
 
-log = logging.getLogger("denim")
-
 
 class Capacity(NamedTuple):
     """`num_slabs` of the layout make the arena beside so many `weight_bytes`. The others are the limits in
-    force."""
+    force; `clamped` says which of them are less than was asked for."""
 
     num_slabs: int
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     weight_bytes: int
+    clamped: tuple[str, ...] = ()
 
 
 def plan_capacity(
@@ -53,12 +51,11 @@ def plan_capacity(
     batched = options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
     wanted_seqs = options.max_num_seqs or DEFAULT_NUM_SEQS
     wanted_len = min(options.max_model_len or spec.max_position, spec.max_position)
+    clamped = []
     if options.max_model_len and options.max_model_len > spec.max_position:
-        log.warning(
-            "max_model_len=%d is beyond the model's %d positions; %d is used",
-            options.max_model_len,
-            spec.max_position,
-            spec.max_position,
+        clamped.append(
+            f"max_model_len={options.max_model_len} is beyond the model's {spec.max_position} positions;"
+            f" {spec.max_position} is used"
         )
 
     enough = layout.slabs_for({name: n * wanted_seqs for name, n in layout.need(wanted_len).items()})
@@ -74,19 +71,17 @@ def plan_capacity(
     longest = layout.longest_request(num_slabs)
     max_model_len = wanted_len if longest is None else min(wanted_len, longest)
     if max_model_len < wanted_len:
-        log.warning(
-            "max_model_len clamped to %d: one request of %d tokens needs %s, the arena has %s",
-            max_model_len,
-            wanted_len,
-            size_text(layout.slabs_for(layout.need(wanted_len)) * layout.slab_bytes),
-            size_text(num_slabs * layout.slab_bytes),
+        need = size_text(layout.slabs_for(layout.need(wanted_len)) * layout.slab_bytes)
+        clamped.append(
+            f"max_model_len clamped to {max_model_len}: one request of {wanted_len} tokens needs {need},"
+            f" the arena has {size_text(num_slabs * layout.slab_bytes)}"
         )
     fitting = requests_that_fit(layout, num_slabs, 1)
     max_num_seqs = min(wanted_seqs, fitting)
     if max_num_seqs < (options.max_num_seqs or 0):
-        log.warning("max_num_seqs clamped to %d, the requests that fit the arena", max_num_seqs)
+        clamped.append(f"max_num_seqs clamped to {max_num_seqs}, the requests that fit the arena")
     weights = weight_bytes(spec, fp8_blocks=can_keep(spec, device))
-    return Capacity(num_slabs, max_model_len, max_num_seqs, batched, weights)
+    return Capacity(num_slabs, max_model_len, max_num_seqs, batched, weights, tuple(clamped))
 
 
 def describe(spec: ModelSpec, layout: ArenaLayout, capacity: Capacity, policy: str) -> str:

@@ -6,6 +6,8 @@ the capacity plan.
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from denim.engine.capacity import Capacity, plan_capacity
@@ -16,6 +18,8 @@ from denim.memory.layout import ArenaLayout
 from denim.recurrence.backend import TRITON, decode_backend
 from denim.spec.model import ModelSpec
 
+log = logging.getLogger("denim")
+
 # Requests at once from which recording pays, as measured on an H200 (bench.recurrence, section deferred).
 DEFER_FROM = 32
 
@@ -23,8 +27,15 @@ DEFER_FROM = 32
 def plan_memory(
     options: EngineOptions, spec: ModelSpec, device: torch.device
 ) -> tuple[ArenaLayout, Capacity]:
-    """The layout and what fits. Raises ConfigError where writes shall be deferred and no layer can, and
-    CapacityError as `plan_capacity` does."""
+    """The layout and what fits; warns of limits that are less than was asked for. Raises ConfigError where
+    writes shall be deferred and no layer can, and CapacityError as `plan_capacity` does."""
+    layout, capacity = _chosen(options, spec, device)
+    for what in capacity.clamped:
+        log.warning(what)
+    return layout, capacity
+
+
+def _chosen(options: EngineOptions, spec: ModelSpec, device: torch.device) -> tuple[ArenaLayout, Capacity]:
     wish = options.deferred_writes
     if wish is not None and wish != "auto":
         assert isinstance(wish, int)

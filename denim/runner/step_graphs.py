@@ -239,6 +239,8 @@ class StepGraphs:
             (pages, step.token_pages, -1),
         ):
             part[:] = nothing
+            if not len(values):
+                continue  # pages of a model that has none
             part[:rows] = values[:rows]
             part[shape.rows : shape.rows + len(values) - rows] = values[rows:]
         slots[:rows], slots[rows:] = decode_slots, -1

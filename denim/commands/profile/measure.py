@@ -106,6 +106,7 @@ def _profile(core: EngineCore, limits: Limits, seconds: float, title: str) -> St
     last = torch.tensor([end - 1 for end in batch.cu_seqlens[1:]], device=device)
     logits = model.logits(hidden[last])
     decode = all(map(is_decode, spans))
+    captured = forward.replay(spans, {}) is not None  # then the parts are, or launches would be timed
     tokens, rows = len(hidden), len(spans)
     context = sum(batch.kv_lengths) / rows if decode else tokens / rows
     parts = []
@@ -118,7 +119,7 @@ def _profile(core: EngineCore, limits: Limits, seconds: float, title: str) -> St
         else:
             if not own:
                 continue
-            taken = device_seconds(partial(_call_all, own), device, captured=decode)
+            taken = device_seconds(partial(_call_all, own), device, captured=captured)
         work = work_of(model.spec, own, name, tokens, rows, context)
         parts.append(Part(name, taken, limits.seconds(*work)))
     whole = device_seconds(lambda: _forward(core, spans), device, captured=False)
