@@ -16,21 +16,25 @@ from denim.cache.node import Node
 NO_CHECKPOINT = "no_checkpoint"  # nothing was ever saved between the hit and where the request left the path
 EVICTED = "evicted"  # a checkpoint stood deeper, and gave way to others
 NO_MEMORY = "no_memory"  # a checkpoint was wanted deeper, but had no room or would not have paid
+NOT_LOADED = "not_loaded"  # a lower tier has it, but computing it was quicker, or there was no room for it
 ONE_TOKEN = "one_token"  # the prompt's last token, which is always computed
 
-REASONS = (NO_CHECKPOINT, EVICTED, NO_MEMORY, ONE_TOKEN)
+REASONS = (NO_CHECKPOINT, EVICTED, NO_MEMORY, NOT_LOADED, ONE_TOKEN)
 
 
-def lost_tokens(nodes: Sequence[Node], seen: int, position: int, length: int) -> Counter[str]:
+def lost_tokens(
+    nodes: Sequence[Node], seen: int, position: int, length: int, stored: int = 0
+) -> Counter[str]:
     """Reason -> tokens, for a request of `length` tokens of which `seen` were known and `position` reused.
 
-    `nodes` are those that it passed to their end.
+    `nodes` are those that it passed to their end. `stored`: the position that a lower tier has.
     """
     lost: Counter[str] = Counter()
     if seen == length:
         lost[ONE_TOKEN] = 1
-    limit = min(seen, length - 1)
-    at = position
+    limit = max(min(seen, length - 1), stored)
+    at = max(position, stored)
+    lost[NOT_LOADED] = at - position
     for node in nodes:
         if node.lost is not None and at < node.end <= limit:
             lost[node.lost] += node.end - at
@@ -49,13 +53,15 @@ class Account:
         self.saved = self.evicted = self.refused = 0
         self.lost: Counter[str] = Counter()
 
-    def note_request(self, nodes: Sequence[Node], seen: int, position: int, length: int) -> None:
+    def note_request(
+        self, nodes: Sequence[Node], seen: int, position: int, length: int, stored: int = 0
+    ) -> None:
         self.queries += 1
         self.query_tokens += length
         self.hit_tokens += position
         self.query_flops += self._flops(length)
         self.hit_flops += self._flops(position) if position else 0.0
-        self.lost.update(lost_tokens(nodes, seen, position, length))
+        self.lost.update(lost_tokens(nodes, seen, position, length, stored))
 
     def stats(self) -> dict[str, Any]:
         """Tokens, FLOPs and checkpoints so far; `lost` has every reason, in tokens."""

@@ -1,12 +1,13 @@
 """An arena that counts bytes and nothing else: any free byte serves pages and slots alike.
 
-Owns counts of holders, as `denim.memory.arena.Arena` does, without slabs. For replays of traces: the engine
-joins scattered memory, so that what it loses to slabs is small and of no concern to a policy.
+Owns counts of holders, as `denim.memory.arena.Arena` does, without slabs. For the lower tiers, where no
+kernel reads; and for replays of traces: the engine joins scattered memory, so that what it loses to slabs is
+small and of no concern to a policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from denim.errors import CheckpointError
@@ -14,10 +15,18 @@ from denim.memory.layout import ArenaLayout
 
 
 class ByteArena:
-    """`capacity` bytes for entries of the classes of `layout`, by their strides."""
+    """`capacity` bytes for entries of the classes of `layout`, by their strides. No two entries ever have the
+    same id, of whatever class. `on_free` is called with entries that have just lost their last holder."""
 
-    def __init__(self, layout: ArenaLayout, capacity: int) -> None:
+    def __init__(
+        self,
+        layout: ArenaLayout,
+        capacity: int,
+        on_free: Callable[[list[int]], None] | None = None,
+    ) -> None:
         self.layout = layout
+        self.capacity = capacity
+        self._on_free = on_free
         self.free = capacity
         self.num_slabs = capacity // max(size.stride for size in layout.classes)  # of the largest entry each
         self._holders: dict[str, dict[int, int]] = {size.name: {} for size in layout.classes}
@@ -48,12 +57,16 @@ class ByteArena:
 
     def release(self, name: str, ids: Sequence[int]) -> None:
         holders = self._holders[name]
+        gone = []
         for entry in ids:
             holders[entry] -= 1
             if not holders[entry]:
                 del holders[entry]
                 self.free += self._bytes[name]
                 self._tags.pop(entry, None)
+                gone.append(entry)
+        if gone and self._on_free is not None:
+            self._on_free(gone)
 
     def holders(self, name: str, entry: int) -> int:
         return self._holders[name].get(entry, 0)

@@ -71,6 +71,9 @@ class Order(ABC):
     def covered(self, node: Node) -> None:  # noqa: B027
         """A deeper checkpoint stands below this one now."""
 
+    def returned(self, node: Node) -> None:  # noqa: B027
+        """A checkpoint that went is about to be saved again, as a waiting request is to begin from it."""
+
     def forgotten(self, node: Node) -> None:  # noqa: B027
         """A node without checkpoint has left the tree."""
 

@@ -92,6 +92,12 @@ class Expected(Priced):
         if base.below == 2 and base.wait is not None:  # itself and the one that goes
             self._rates.cover(base.wait, False, now)
 
+    def returned(self, node: Node) -> None:
+        """Its wait is over, or others would evict it, long unused as it is, before the request begins."""
+        if node.wait is not None:
+            self._rates.grow(node.wait, self._now())
+            node.wait = Wait(node.wait.klass, self._now())
+
     def forgotten(self, node: Node) -> None:
         self._gone.pop(node, None)
         if node.wait is not None:

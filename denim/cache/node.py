@@ -72,6 +72,14 @@ class Node:
         return [node for node in [self, *self.ancestors()] if node.parent is not None][::-1]
 
 
+def tokens_of(node: Node) -> Tokens:
+    """The sequence that ends with `node`, whether or not it is still in a tree. O(tokens)."""
+    tokens = Tokens("i")
+    for part in node.path():
+        tokens.extend(part.edge)
+    return tokens
+
+
 class SplitRule(NamedTuple):
     """What a field becomes when `node` is cut behind position `at` (of `page_size` tokens a page): in the
     new parent, and in the node itself, which keeps its end and all that is said of its end."""

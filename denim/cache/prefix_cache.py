@@ -82,7 +82,8 @@ class PrefixCache:
         self.policy = policy
         self.grid = grid
         self.account = Account(flops)
-        self._arena = arena
+        self.arena = arena
+        self.leaving: Callable[[Node], None] | None = None  # told before a checkpoint is evicted
         self._has_room = has_room
         self._page_size = arena.layout.page_size
         self._has_slots = arena.layout.has(SLOT)
@@ -105,13 +106,14 @@ class PrefixCache:
         """For a request that does not begin from the cache, but may leave something behind."""
         return Lease(None, self._epoch)
 
-    def begin(self, hit: Hit, tokens: Tokens, counted: bool = True) -> Lease:
+    def begin(self, hit: Hit, tokens: Tokens, counted: bool = True, stored: int = 0) -> Lease:
         """A request begins from `hit`, found just now; its path is marked as in use.
 
-        `counted`: whether it is part of the account; a request that begins once more is not.
+        `counted`: whether it is part of the account; a request that begins once more is not. `stored`: the
+        position that a lower tier has.
         """
         if counted:
-            self.account.note_request(hit.walk.nodes, hit.seen, hit.position, len(tokens))
+            self.account.note_request(hit.walk.nodes, hit.seen, hit.position, len(tokens), stored)
         if hit.seen and counted:
             self.grid.depths.note(hit.seen)
         self.tree.touch(hit.walk.nodes)
@@ -144,7 +146,7 @@ class PrefixCache:
         """A slot for the checkpoint after `tokens`, held once, to be written and then given to `save`.
 
         None when one stands there already, when there is no memory, or when all that would have to go for
-        it is worth more. Never asked for by models without states.
+        it is worth more, and nobody takes what goes. Never asked for by models without states.
         """
         node = self.tree.extend(namespace, tokens)
         if node.checkpoint is not None:
@@ -152,13 +154,14 @@ class PrefixCache:
         self.order.offered(node, kind)
         while not self._has_room({SLOT: 1}):
             victim = self.order.victim(keep=None)
-            if victim is None or victim.users or not self.order.pays(node, victim):
+            pays = victim is not None and (self.leaving is not None or self.order.pays(node, victim))
+            if victim is None or victim.users or not pays:
                 node.lost = node.lost or NO_MEMORY
                 self.order.refused(node)
                 self.account.refused += 1
                 return None
             self.evict(victim)
-        return self._arena.alloc(SLOT)
+        return self.arena.alloc(SLOT)
 
     def save(
         self, namespace: Namespace, tokens: Tokens, pages: Sequence[int], slot: int, kind: str, lease: Lease
@@ -175,7 +178,7 @@ class PrefixCache:
         if node.checkpoint is not None:
             return None
         if self._has_slots:
-            self._arena.expect(slot, len(tokens))
+            self.arena.expect(slot, len(tokens))
         self.tree.place(node, Checkpoint(slot, kind), pages)
         self.order.saved(node)
         base = self.tree.base(node)
@@ -184,6 +187,10 @@ class PrefixCache:
         self.account.saved += 1
         self._forget_ids()
         return node
+
+    def returned(self, namespace: Hashable, tokens: Tokens) -> None:
+        """The checkpoint after `tokens`, which is about to be saved, comes back from a lower tier."""
+        self.order.returned(self.tree.extend(namespace, tokens))
 
     def remember(self, namespace: Namespace, tokens: Tokens, lease: Lease) -> None:
         """Know these tokens without keeping anything for them, so that a junction with them is seen."""
@@ -203,6 +210,13 @@ class PrefixCache:
         return True
 
     def evict(self, node: Node) -> None:
+        """The checkpoint at `node` leaves; a lower tier may take it."""
+        if self.leaving is not None:
+            self.leaving(node)
+        self.discard(node)
+
+    def discard(self, node: Node) -> None:
+        """The checkpoint at `node` goes, and nobody takes it."""
         self.order.evicted(node)
         self.tree.remove(node, EVICTED)
         self.account.evicted += 1
@@ -223,12 +237,12 @@ class PrefixCache:
         """Numbers of pages, slots and slabs that only the cache holds: what could be evicted. O(entries)."""
         counts = {"slab": 0}
         for name, entries in self.tree.held().items():
-            only = [entry for entry, times in entries.items() if self._arena.holders(name, entry) == times]
+            only = [entry for entry, times in entries.items() if self.arena.holders(name, entry) == times]
             counts[name] = len(only)
             if only:
-                per_slab = self._arena.layout.size_class(name).count
+                per_slab = self.arena.layout.size_class(name).count
                 in_slab = Counter(entry // per_slab for entry in only)
-                counts["slab"] += sum(len(self._arena.held_in(slab)) == n for slab, n in in_slab.items())
+                counts["slab"] += sum(len(self.arena.held_in(slab)) == n for slab, n in in_slab.items())
         return counts
 
     def stats(self) -> dict[str, Any]:

@@ -14,9 +14,11 @@ from denim.cache.expected import Expected
 from denim.cache.positions import POLICIES, Grid
 from denim.cache.prefix_cache import HasRoom, PrefixCache
 from denim.cache.spacing import OverlapDepths
+from denim.cache.tier import Tier
 from denim.cache.tree import PrefixTree
 from denim.ledger.flops import CHUNK, prefill_flops
 from denim.memory.arena import Arena
+from denim.memory.checkpoint_form import CheckpointForm
 from denim.memory.fit import requests_that_fit
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
 from denim.spec.model import ModelSpec
@@ -84,6 +86,31 @@ def open_cache(
     worth = Worth(tree, flops, page, slot)
     grid = Grid(block, segment, chunk, OverlapDepths(SPACED_EACH * block if slot else 0))
     return PrefixCache(arena, tree, ORDERS[order](worth, now), POLICIES[policy], grid, flops, has_room)
+
+
+def open_tier(
+    name: str,
+    spec: ModelSpec,
+    form: CheckpointForm,
+    capacity: int,
+    on_free: Callable[[list[int]], None],
+    chunk: int = CHUNK,
+    order: str = "expected",
+    now: Callable[[], float] = monotonic,
+    has_room: HasRoom | None = None,
+) -> Tier:
+    """An empty lower tier of `capacity` bytes for checkpoints in `form`; the others are those of `Tier`."""
+    tokens = IDS_FACTOR * (capacity // form.block_bytes) * (form.page_size if form.page_bytes else chunk)
+    return Tier(
+        name,
+        form.layout(),
+        capacity,
+        tokens,
+        prefill_curve(spec, chunk),
+        lambda worth: ORDERS[order](worth, now),
+        on_free,
+        has_room,
+    )
 
 
 def describe_cache(layout: ArenaLayout, num_slabs: int, policy: str, longest: int) -> str:

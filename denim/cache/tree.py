@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from denim.cache.node import Checkpoint, Node, Tokens, split
+from denim.cache.node import Checkpoint, Node, Tokens, split, tokens_of
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT
 
@@ -34,6 +34,7 @@ class PrefixTree:
         self._has_pages = arena.layout.has(PAGE)
         self._ids_limit = ids_limit
         self._roots: dict[Hashable, Node] = {}
+        self._spaces: dict[Node, Hashable] = {}  # root -> its namespace
         self._bare: OrderedDict[Node, None] = OrderedDict()  # leaves without checkpoint, longest unused first
         self.bare_ids = 0  # token ids in nodes without pages
         self.checkpoints = 0
@@ -64,6 +65,11 @@ class PrefixTree:
             pages[part.start // self._page_size :] = part.pages
         return pages
 
+    def sequence(self, node: Node) -> tuple[Hashable, Tokens]:
+        """Namespace and tokens of a node of this tree. O(tokens)."""
+        *_, root = node.ancestors()
+        return self._spaces[root], tokens_of(node)
+
     def base(self, node: Node) -> Node | None:
         """The nearest ancestor with a checkpoint; None when there is none."""
         return next((above for above in node.ancestors() if above.checkpoint is not None), None)
@@ -93,7 +99,10 @@ class PrefixTree:
 
     def extend(self, namespace: Hashable, tokens: Tokens) -> Node:
         """The node that ends with exactly `tokens` (at least one), made or cut out of an edge if need be."""
-        root = self._roots.setdefault(namespace, Node(None, 0, Tokens("i")))
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(None, 0, Tokens("i"))
+            self._spaces[root] = namespace
         nodes, seen = self.walk(namespace, tokens)
         node = nodes[-1] if nodes else root
         if seen > node.end:
@@ -165,7 +174,7 @@ class PrefixTree:
                 self._bare[parent] = None
                 self._bare.move_to_end(parent, last=False)
         for namespace in [name for name, root in self._roots.items() if not root.children]:
-            del self._roots[namespace]
+            del self._spaces[self._roots.pop(namespace)]
         return dropped
 
     def moved(self, name: str, targets: Mapping[int, int]) -> int:
@@ -191,6 +200,7 @@ class PrefixTree:
                 self._arena.release(SLOT, [node.checkpoint.slot])
             node.checkpoint = None
         self._roots.clear()
+        self._spaces.clear()
         self._bare.clear()
         self.bare_ids = self.checkpoints = 0
 
@@ -234,6 +244,7 @@ class PrefixTree:
                 bare_ids += len(node.edge)
                 if not node.children:
                     bare.add(node)
+        assert self._spaces == {root: name for name, root in self._roots.items()}
         assert bare == set(self._bare) and bare_ids == self.bare_ids and checkpoints == self.checkpoints
         for name, entries in self.held().items():
             for entry, times in entries.items():

@@ -7,6 +7,7 @@ Owns the parts of one engine (model, memory, scheduler, runner) and the record o
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -22,10 +23,12 @@ from denim.engine.completion import Completion
 from denim.engine.facts import EngineFacts
 from denim.engine.grammars import Grammars
 from denim.engine.in_flight import InFlight
+from denim.engine.live_view import request_view, slab_view
 from denim.engine.loading import LoadedModel, load
 from denim.engine.memory_plan import plan_memory
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
+from denim.engine.prefix_tiers import PrefixTiers
 from denim.engine.prompts import Prompt, PromptReader, ReadPrompt
 from denim.engine.tokenizer import Message
 from denim.errors import DenimError, RequestError
@@ -48,6 +51,9 @@ from denim.scheduler.reuse import Reuse
 from denim.scheduler.scheduler import Scheduler
 
 log = logging.getLogger("denim")
+
+UNTIL_IT_COMES = 2e-4
+"""Seconds between two looks when there is nothing to do but to wait for what comes up from a lower tier."""
 
 _NONE = {"total": 0, "used": 0, "cached": 0, "free": 0}
 
@@ -72,6 +78,9 @@ class EngineCore:
             tokens=capacity.max_num_batched_tokens,
             pages=rows * self.layout.need(capacity.max_model_len).get(PAGE, 0),
         )
+        self._tiers = None
+        if options.checkpoint_policy != "none" and parse_bytes("host_memory", options.host_memory):
+            self._tiers = PrefixTiers(options, spec, self.layout, self._storage)
         self._forward = Forward(
             self.loaded.model,
             self._storage,
@@ -96,7 +105,8 @@ class EngineCore:
             "%s on %s: %s",
             self.loaded.name,
             device,
-            describe(spec, self.layout, capacity, options.checkpoint_policy),
+            describe(spec, self.layout, capacity, options.checkpoint_policy)
+            + ("" if self._tiers is None else f"; {self._tiers.describe(capacity.max_model_len)}"),
         )
         if options.checkpoint_policy != "none" and not can_hit(self.layout, capacity.num_slabs):
             log.warning("prefixes can never be reused: no checkpoint fits beside a request; raise memory")
@@ -114,10 +124,17 @@ class EngineCore:
         self.arena = Arena(self.layout, capacity.num_slabs, on_free)
         self.swap = SwapSpace(parse_bytes("swap_space", self.options.swap_space))
         rule = recompute_rule(self.spec, self.layout.request_bytes, self.loaded.device.type)
+        tiers = self._tiers
         self.scheduler = Scheduler(
-            config, self.arena, self.swap, rule, self._cache_maker(), self._forward.saves_inside
+            config,
+            self.arena,
+            self.swap,
+            rule,
+            self._cache_maker(),
+            self._forward.saves_inside,
+            None if tiers is None else tiers.open,
         )
-        self.runner = Runner(self._forward, self.arena, self.swap)
+        self.runner = Runner(self._forward, self.arena, self.swap, None if tiers is None else tiers.memory)
         self.requests: dict[str, InFlight] = {}
         self._flight: Flight | None = None  # a step whose outcome has not been taken
         self._request_of: dict[int, str] = {}
@@ -266,6 +283,8 @@ class EngineCore:
         before, interrupt = self._flight, None
         self._flight = None
         plan = self.scheduler.schedule()
+        if plan is None and before is None and self.scheduler.prefixes.awaited:
+            time.sleep(UNTIL_IT_COMES)
         if plan is not None:
             try:
                 for span in plan.spans:
@@ -300,9 +319,7 @@ class EngineCore:
         deltas += self._take(flight.plan, result)
         return None
 
-    def _drop(
-        self, flight: Flight, error: BaseException, deltas: list[StreamDelta]
-    ) -> BaseException | None:
+    def _drop(self, flight: Flight, error: BaseException, deltas: list[StreamDelta]) -> BaseException | None:
         """A step that was launched brings nothing but `error`."""
         interrupt = self._fail(flight.plan, error, deltas)
         self.scheduler.update(flight.plan, {})
@@ -371,14 +388,16 @@ class EngineCore:
 
     def stats(self) -> dict[str, Any]:
         """Keys: slabs, pages, slots, each {total, used, cached, free}; running, waiting, swapped;
-        preempted_swap, preempted_recompute; prefix; steps, captured_steps (those that ran from a graph);
-        tokens (applied, over all steps)."""
+        preempted_swap, preempted_recompute; prefix, tiers (those below the device's); steps, captured_steps
+        (those that ran from a graph); tokens (applied, over all steps)."""
         self._sweep()
         prefixes = self.scheduler.prefixes
+        prefixes.arrive()
         graphs = self._forward.graphs
         captured = 0 if graphs is None else graphs.replays
         counted = {
             "prefix": prefixes.stats(),
+            "tiers": prefixes.tier_stats(),
             "steps": self.steps,
             "captured_steps": captured,
             "tokens": self.tokens,
@@ -390,6 +409,11 @@ class EngineCore:
         """The prefix tree as it is now: see `denim.cache.snapshot`. None without a cache."""
         cache = self.scheduler.prefixes.cache
         return None if cache is None else snapshot(cache)
+
+    def live_view(self) -> dict[str, Any]:
+        """{stats, slabs, requests} as they are now: see `denim.engine.live_view`."""
+        requests = request_view(self.requests.values(), self.scheduler.requests)
+        return {"stats": self.stats(), "slabs": slab_view(self.arena), "requests": requests}
 
     def check(self) -> None:
         """Raises AssertionError when an invariant of memory or scheduler is broken."""
@@ -438,7 +462,7 @@ class EngineCore:
         """
         ids = [part.request_id for group in (plan.spans, plan.swap_out, plan.swap_in) for part in group]
         ids += self._request_of if plan.moves else ()
-        self.scheduler.prefixes.reset()
+        self.scheduler.prefixes.reset(files=False)
         ended = [self._end(id_, "error") for id_ in dict.fromkeys(ids) if id_ in self._request_of]
         deltas += ended
         if not isinstance(error, Exception):

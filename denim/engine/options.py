@@ -15,6 +15,7 @@ from denim.errors import ConfigError
 from denim.layers.paged_attention import BACKENDS
 from denim.ledger.deferred import LONGEST
 from denim.ledger.units import parse_bytes
+from denim.memory.checkpoint_form import CHECKPOINT_DTYPES
 from denim.recurrence.backend import WISHES
 from denim.spec.config_file import embedded_model
 
@@ -28,8 +29,6 @@ LIMITS = {"page_size": 4096, "chunk_size": 512}
 
 # Options of the stable interface whose feature has not landed, with the one value that is right without it.
 NOT_YET = {
-    "checkpoint_dtype": ("auto", "checkpoints have the dtype of states"),
-    "host_memory": (0, "there is no host tier; preempted requests go to swap_space"),
     "disk_cache": (None, "there is no disk tier"),
     "speculative": (None, "there is no speculation"),
     "deterministic": (False, "logits are not bit-equal across batches"),
@@ -71,6 +70,10 @@ class EngineOptions:
     checkpoint_policy: which prefixes are kept for later requests: "none"; "ends" of prompt and generation;
         "auto": ends, what the chat template shares with the next turn, where requests part, and what requests
         ask for; "align" and "all": fixed blocks, as other engines do.
+    host_memory: host memory for checkpoints that leave the arena, and the pages before them; pinned with a
+        CUDA device. 0: they are gone.
+    checkpoint_dtype: of recurrent states in checkpoints that left the arena: "bfloat16" or "int8" take less
+        memory and are not exact; "auto": as they are.
     debug: freed slots and pages are filled with NaN, and invariants are checked after every step.
     """
 
@@ -116,6 +119,7 @@ class EngineOptions:
             ("attention_backend", BACKENDS),
             ("recurrence_backend", WISHES),
             ("checkpoint_policy", tuple(POLICIES)),
+            ("checkpoint_dtype", CHECKPOINT_DTYPES),
         ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name}={getattr(self, name)!r}; supported: {', '.join(known)}")
@@ -145,6 +149,7 @@ class EngineOptions:
                 f"model={self.model!r} must be the path of a model folder, or None for denim-tiny"
             )
         parse_bytes("swap_space", self.swap_space)
+        parse_bytes("host_memory", self.host_memory)
         if isinstance(self.memory, float):
             if not 0 < self.memory <= 1:
                 raise ConfigError(f"memory={self.memory!r}: a fraction must lie above 0 and be at most 1")

@@ -2,13 +2,15 @@
 
 Owns a stream of its own and two small buffers on the device. What goes out is first gathered into a buffer,
 in the order of the steps, which takes microseconds; so its entries may be overwritten at once, while the
-buffer is on its way through PCIe. What comes in is fetched into a buffer while earlier steps still run, and
-put down in the order of the steps. The host never waits. Knows bytes only.
+buffer is on its way through PCIe. What the next step needs (`load`) is fetched into a buffer while earlier
+steps still run, and put down in the order of the steps; what nobody needs yet comes in beside them
+(`behind_steps`). The host never waits. Knows bytes only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -41,8 +43,13 @@ class HostCopies:
         """Bring contiguous uint8 tensors of the device to the host, as they are at this point of the current
         stream."""
         content = torch.empty(sum(part.numel() for part in parts), dtype=torch.uint8, pin_memory=True)
+        return Saved(content, self.store(parts, [content]))
+
+    def store(self, parts: Sequence[Tensor], pieces: Sequence[Tensor]) -> torch.cuda.Event | None:
+        """`save` into pinned `pieces` of the host that hold as many bytes together; returns when they are
+        there, None for no bytes."""
         steps = torch.cuda.current_stream(self._device)
-        at = 0
+        left = list(pieces)
         ready = None
         for batch in _batches(parts):
             size = sum(part.numel() for part in batch)
@@ -50,10 +57,9 @@ class HostCopies:
             torch.cat(batch, out=buffer)
             self._stream.wait_event(steps.record_event())
             with torch.cuda.stream(self._stream):
-                content[at : at + size].copy_(buffer, non_blocking=True)
+                copy_across([buffer], _take(left, size))
             ready = self._used(self._stream)
-            at += size
-        return Saved(content, ready)
+        return ready
 
     def load(self, saved: Saved, parts: Sequence[Tensor]) -> None:
         """Write what `save` brought out into contiguous tensors of the device; later work of the current
@@ -70,6 +76,22 @@ class HostCopies:
                 part.copy_(piece)
             self._used(steps)
             at += sum(sizes)
+
+    @contextmanager
+    def behind_steps(self) -> Iterator[None]:
+        """What is done inside runs on the copies' stream, behind all steps so far and beside later ones."""
+        self._stream.wait_event(torch.cuda.current_stream(self._device).record_event())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> torch.cuda.Event:
+        """An event behind all copies so far."""
+        event: torch.cuda.Event = self._stream.record_event()
+        return event
+
+    def join(self) -> None:
+        """Later steps come behind all copies so far."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def _buffer(self, stream: torch.cuda.Stream) -> Tensor:
         """The buffer whose turn it is, when `stream` may write to it."""
@@ -88,6 +110,31 @@ class HostCopies:
         self._last_use[self._turn] = event
         self._turn = 1 - self._turn
         return event
+
+
+def copy_across(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    """Copy contiguous uint8 tensors, one behind the other, into others that hold as many bytes together. From
+    or to pinned memory the current stream does it, and the host does not wait."""
+    left = list(targets)
+    for source in sources:
+        at = 0
+        for target in _take(left, source.numel()):
+            target.copy_(source[at : at + target.numel()], non_blocking=True)
+            at += target.numel()
+
+
+def _take(pieces: list[Tensor], size: int) -> list[Tensor]:
+    """Cut the first `size` bytes off `pieces`, which loses them."""
+    taken = []
+    while size:
+        piece = pieces.pop(0)
+        if piece.numel() > size:
+            pieces.insert(0, piece[size:])
+            piece = piece[:size]
+        if piece.numel():
+            taken.append(piece)
+        size -= piece.numel()
+    return taken
 
 
 def _batches(parts: Sequence[Tensor]) -> Iterator[list[Tensor]]:

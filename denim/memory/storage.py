@@ -39,7 +39,7 @@ class Storage:
         self.buffer = torch.empty(num_slabs * layout.slab_bytes, dtype=torch.uint8, device=device)
         if debug_poison:
             self.buffer.fill_(POISON)
-        self._copies = HostCopies(self.buffer.device) if self.buffer.is_cuda else None
+        self.copies = HostCopies(self.buffer.device) if self.buffer.is_cuda else None
         self._retired: dict[str, list[int]] = {}
         self._rows = {size.name: self.buffer.view(-1, size.stride) for size in layout.classes}
         self._kv = {place.layer: self._view(PAGE, place) for place in layout.page_tensors}
@@ -79,20 +79,20 @@ class Storage:
     def save(self, name: str, ids: Sequence[int]) -> Saved:
         """Entries in host memory, stride by stride, pinned on CUDA; they may be overwritten when this
         returns."""
-        parts = self._parts(name, ids)
-        return Saved(torch.cat(parts)) if self._copies is None else self._copies.save(parts)
+        parts = self.parts(name, ids)
+        return Saved(torch.cat(parts)) if self.copies is None else self.copies.save(parts)
 
     def load(self, name: str, ids: Sequence[int], saved: Saved) -> None:
         """Write what `save` returned into these entries (other ids than before are fine)."""
-        parts = self._parts(name, ids)
-        if self._copies is not None:
-            self._copies.load(saved, parts)
+        parts = self.parts(name, ids)
+        if self.copies is not None:
+            self.copies.load(saved, parts)
             return
         for part, content in zip(parts, saved.content.split([p.numel() for p in parts]), strict=True):
             part.copy_(content)
 
-    def _parts(self, name: str, ids: Sequence[int]) -> list[Tensor]:
-        """The bytes of entries, neighbours joined."""
+    def parts(self, name: str, ids: Sequence[int]) -> list[Tensor]:
+        """The bytes of entries in their order, stride by stride: uint8 views, neighbours joined."""
         rows = self._rows[name]
         return [rows[first : first + n].view(-1) for _, first, n in _runs(ids)]
 

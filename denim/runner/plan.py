@@ -1,8 +1,9 @@
 """The step plan: all that the scheduler tells the runner about one step.
 
 Plain data. The scheduler writes it, the runner carries it out, and neither reaches into the other.
-Order of execution: swap_out, moves, swap_in, page_copies, then one forward pass over all spans. Entries are
-named by the ids that they have at that place in the order.
+Order of execution: swap_out, stores, moves, swap_in, page_copies, loads, then one forward pass over all
+spans. Entries are named by the ids that they have at that place in the order. What is loaded lands beside the
+steps, in entries that no step uses before it is there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from denim.memory.compaction import Move
+from denim.memory.transfer import Transfer
 
 
 class Span(NamedTuple):
@@ -80,3 +82,5 @@ class StepPlan(NamedTuple):
     swap_in: list[Swap]
     page_copies: list[PageCopy]
     moves: Sequence[Move] = ()
+    stores: Sequence[Transfer] = ()
+    loads: Sequence[Transfer] = ()

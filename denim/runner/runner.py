@@ -15,6 +15,7 @@ from torch import Tensor
 
 from denim.layers.batch import StepBatch
 from denim.memory.arena import Arena
+from denim.memory.host_memory import HostMemory
 from denim.memory.layout import PAGE, SLOT
 from denim.memory.swap import SwapSpace
 from denim.runner.flushing import flush_slots
@@ -80,13 +81,17 @@ class Flight:
 
 
 class Runner:
-    """Starts step plans of one model over one arena, in the order in which they come."""
+    """Starts step plans of one model over one arena, in the order in which they come. `host`: where
+    checkpoints go that leave the arena; None: plans bring none out."""
 
-    def __init__(self, forward: Forward, arena: Arena, swap: SwapSpace):
+    def __init__(
+        self, forward: Forward, arena: Arena, swap: SwapSpace, host: HostMemory | None = None
+    ) -> None:
         self.forward = forward
         self.arena = arena
         self.storage = forward.storage
         self.swap = swap
+        self.host = host
         self.sampler = Sampler()
         self._rows_drawn: dict[int, int] = {}  # request id -> its row in the tokens that the last step drew
 
@@ -130,12 +135,18 @@ class Runner:
         return flight
 
     def _move(self, plan: StepPlan) -> None:
-        """Swaps, moves and page copies. Poison falls between reads of what was freed and the first write."""
+        """All that changes places. Poison falls between reads of what was freed and the first write."""
         waiting = {swap.slot: swap.pending for swap in plan.swap_out if swap.pending}
+        waiting |= {store.slot: store.pending for store in plan.stores if store.pending}
         if waiting:
             flush_slots(self.storage, waiting)
         for swap in plan.swap_out:
             self.swap.put(swap.request_id, [self.storage.save(name, ids) for name, ids in _entries(swap)])
+        if self.host is not None:
+            for transfer in plan.stores:
+                self.host.store(transfer)
+            if plan.moves:
+                self.host.join()  # what moves may be landing just now
         for name in {move.name for move in plan.moves}:
             pairs = [(move.source, move.target) for move in plan.moves if move.name == name]
             self.storage.move(name, *zip(*pairs, strict=True))
@@ -147,6 +158,9 @@ class Runner:
         if plan.page_copies:
             sources, targets = zip(*plan.page_copies, strict=True)
             self.storage.copy(PAGE, sources, targets)
+        if self.host is not None:
+            for transfer in plan.loads:
+                self.host.load(transfer)
 
     def _flush_read_whole(self, spans: Sequence[Span]) -> None:
         """Spans that are no decode rows read states, not records."""

@@ -17,9 +17,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from denim.cache.account import Account
-from denim.cache.node import Node
+from denim.cache.landing import MakeRoom
+from denim.cache.lower_tiers import LowerTiers
+from denim.cache.node import Node, tokens_of
 from denim.cache.positions import GENERATION_END, JUNCTION, Sighting, Wanted
-from denim.cache.prefix_cache import Hit, Lease, PrefixCache
+from denim.cache.prefix_cache import Hit, Lease, Namespace, PrefixCache
 from denim.cache.tree import common_length
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT
@@ -27,27 +29,51 @@ from denim.runner.plan import PageCopy, Span
 from denim.scheduler.request import Request
 from denim.scheduler.reuse import Reuse
 
+MOST_LOADS = 4
+"""How often something may come up from a lower tier for one request before it begins from what is there:
+where memory is so short that others take the place again each time, it must not wait for ever."""
+
 
 class Prefixes:
     """`chunk_size`: a shared part must save at least so many tokens for a request to wait for it.
-    `saves_inside`: the runner can write states in the middle of a segment (`Span.saves`)."""
+    `saves_inside`: the runner can write states in the middle of a segment (`Span.saves`). `tiers`: those
+    below `cache`."""
 
     def __init__(
-        self, arena: Arena, cache: PrefixCache | None, chunk_size: int, saves_inside: bool = False
+        self,
+        arena: Arena,
+        cache: PrefixCache | None,
+        chunk_size: int,
+        saves_inside: bool = False,
+        tiers: LowerTiers | None = None,
     ) -> None:
         self.cache = cache
+        self.tiers = tiers
         self._arena = arena
         self._chunk_size = chunk_size
         self._saves_inside = saves_inside
         self._has_slots = arena.layout.has(SLOT)
-        self._left: dict[int, list[Node]] = {}  # what ended requests saved whose last steps are still out
+        # What ended requests saved whose last steps are still out.
+        self._left: dict[int, tuple[Namespace, list[Node]]] = {}
+
+    def arrive(self) -> None:
+        """Note what has come up from lower tiers since the last call."""
+        if self.tiers is not None:
+            self.tiers.arrive()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether anything is on its way up."""
+        return self.tiers is not None and self.tiers.awaited
 
     # A request begins
 
-    def reset(self) -> None:
-        """Forget all prefixes."""
+    def reset(self, files: bool = True) -> None:
+        """Forget all prefixes; those in files only with `files`."""
         if self.cache is not None:
             self.cache.reset()
+        if self.tiers is not None:
+            self.tiers.reset(files)
 
     def find(self, request: Request) -> Hit | None:
         """What a waiting request would begin from; None where it has to compute all of its tokens."""
@@ -55,6 +81,21 @@ class Prefixes:
         if self.cache is None or reuse is None or request.prompt_logprobs is not None:
             return None
         return self.cache.find(reuse.namespace, reuse.known(request.tokens))
+
+    def comes(self, request: Request, hit: Hit, make_room: MakeRoom) -> bool:
+        """Whether more than `hit` is on its way up for a waiting request; if there is more in a lower tier,
+        and `make_room` finds room for it, it is from now on. Others pass the request meanwhile."""
+        reuse = request.reuse
+        if self.tiers is None or reuse is None:
+            return False
+        reuse.sought = True
+        ids = reuse.known(request.tokens)
+        if self.tiers.is_coming(reuse.namespace, ids, hit.position):
+            return True
+        if reuse.loads == MOST_LOADS or not self.tiers.bring(reuse.namespace, ids, hit.position, make_room):
+            return False
+        reuse.loads += 1
+        return True
 
     def awaits(self, request: Request, hit: Hit | None, running: Iterable[Request]) -> bool:
         """Whether a running request is about to compute what this one shares with it: then this one waits,
@@ -94,7 +135,8 @@ class Prefixes:
             reuse.lease = self.cache.lease()
             position, seen = 0, 0
         else:
-            reuse.lease = self.cache.begin(hit, ids, counted=first)
+            stored = self.tiers.reach(reuse.namespace, ids) if first and self.tiers is not None else 0
+            reuse.lease = self.cache.begin(hit, ids, counted=first, stored=stored)
             position, seen = hit.position, hit.seen
         if first:
             reuse.cached = min(position, request.num_prompt)
@@ -183,7 +225,7 @@ class Prefixes:
         """A step's outcome is known; `out`: the requests of those that are still on their way."""
         if self._left:
             still = set(out)
-            self._left = {id_: nodes for id_, nodes in self._left.items() if id_ in still}
+            self._left = {id_: left for id_, left in self._left.items() if id_ in still}
 
     # A request ends
 
@@ -198,10 +240,10 @@ class Prefixes:
             return
         if reason == "error":
             began = reuse.lease.node if reuse.lease is not None else None
-            self._discard([*reuse.saved, *([] if began is None else [began])])
+            self._discard(reuse.namespace, [*reuse.saved, *([] if began is None else [began])])
         elif reuse.store and reuse.lease is not None and request.computed and self._runs(request):
             self._donate(request, reuse)
-            self._left[request.id] = reuse.saved
+            self._left[request.id] = (reuse.namespace, reuse.saved)
         self.release(request)
 
     def release(self, request: Request) -> None:
@@ -218,13 +260,16 @@ class Prefixes:
 
     def discard(self, request_id: int) -> None:
         """A request that has ended turns out to have computed nonsense in its last step."""
-        self._discard(self._left.pop(request_id, []))
+        if request_id in self._left:
+            self._discard(*self._left.pop(request_id))
 
-    def _discard(self, nodes: Iterable[Node]) -> None:
+    def _discard(self, namespace: Namespace, nodes: Iterable[Node]) -> None:
         assert self.cache is not None
         for node in nodes:
             if node.checkpoint is not None:
-                self.cache.evict(node)
+                self.cache.discard(node)
+            if self.tiers is not None:  # it may have gone there already
+                self.tiers.discard(namespace, tokens_of(node))
 
     def _donate(self, request: Request, reuse: Reuse) -> None:
         assert self.cache is not None and reuse.lease is not None
@@ -247,8 +292,14 @@ class Prefixes:
     # Reports
 
     def held(self) -> dict[str, Counter[int]]:
-        """{"page", "slot"}: entry -> number of times that the cache holds it."""
-        return {PAGE: Counter(), SLOT: Counter()} if self.cache is None else self.cache.tree.held()
+        """{"page", "slot"}: entry -> number of times that the cache holds it, and what comes up for it."""
+        if self.cache is None:
+            return {PAGE: Counter(), SLOT: Counter()}
+        held = self.cache.tree.held()
+        if self.tiers is not None:
+            for name, entries in self.tiers.held().items():
+                held[name].update(entries)
+        return held
 
     def only_cached(self) -> dict[str, int]:
         """Numbers of pages, slots and slabs that only the cache holds. O(entries held)."""
@@ -258,10 +309,16 @@ class Prefixes:
         """See `denim.cache.account.Account.stats`."""
         return Account(float).stats() if self.cache is None else self.cache.stats()
 
+    def tier_stats(self) -> dict[str, dict[str, int]]:
+        """{"host", "disk"}, as far as they are there: see `denim.cache.tier.Tier.stats`."""
+        return {} if self.tiers is None else self.tiers.stats()
+
     def check(self) -> None:
         """Raises AssertionError when an invariant of the cache is broken."""
         if self.cache is not None:
             self.cache.check()
+        if self.tiers is not None:
+            self.tiers.check()
 
     def _save(self, request: Request, reuse: Reuse, position: int, kind: str, slot: int) -> bool:
         assert self.cache is not None and reuse.lease is not None

@@ -41,6 +41,8 @@ class Reuse:
     source: int = field(default=-1, init=False)
     cached: int = field(default=0, init=False)  # tokens that it did not compute when it first began
     saved: list[Node] = field(default_factory=list, init=False)
+    sought: bool = field(default=False, init=False)  # whether the lower tiers were asked for it
+    loads: int = field(default=0, init=False)  # how often something came up from there for it
 
     @property
     def next_save(self) -> int | None:

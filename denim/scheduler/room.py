@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from denim.cache.lower_tiers import LowerTiers
 from denim.cache.node import Node
 from denim.cache.prefix_cache import Hit, PrefixCache
 from denim.memory.arena import Arena
@@ -18,10 +19,17 @@ from denim.scheduler.request import Request
 
 
 class Room:
-    def __init__(self, arena: Arena, compactor: Compactor, cache: PrefixCache | None) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        compactor: Compactor,
+        cache: PrefixCache | None,
+        tiers: LowerTiers | None = None,
+    ) -> None:
         self._arena = arena
         self._compactor = compactor
         self._cache = cache
+        self._tiers = tiers
         if cache is not None:
             compactor.watch(cache.tree)
 
@@ -38,8 +46,11 @@ class Room:
         return self.is_enough(Counter(need) + Counter(kept), running) and self._cache.make_room(need, keep)
 
     def is_enough(self, need: Mapping[str, int], running: Iterable[Request]) -> bool:
-        """Whether `need` fits beside `running` requests in an arena without any checkpoint."""
+        """Whether `need` fits beside `running` requests, and what is landing, in an arena without any
+        checkpoint."""
         total = Counter(need) + self._held_by(running)
+        if self._tiers is not None:
+            total += self._tiers.taken()
         return self._arena.layout.slabs_for(total) <= self._arena.num_slabs
 
     def give_up(self, hit: Hit) -> bool:

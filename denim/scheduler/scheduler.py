@@ -11,8 +11,8 @@ request leaves is free at once, whatever plan still writes there.
 
 The rules:
 
-* One order, (priority, arrival), for everything. The first waiting request is never overtaken, and a
-  preempted one waits at its old place.
+* One order, (priority, arrival), for everything. The first waiting request is never overtaken (but see
+  below), and a preempted one waits at its old place.
 * A step serves every decode row first, then prefill in that order with what is left of the token budget.
 * Admission takes the slot and the pages of all known tokens at once, so a prefill never runs short
   half-way. Beside other requests one page more per running request must be free: otherwise the newcomer
@@ -21,6 +21,7 @@ The rules:
   request that is last in the order gives way, possibly the one that asked. The first in the order never
   gives way to another, and `add` has made sure that it fits alone: there is always progress.
 * A waiting request of a better priority makes running ones of a worse priority give way.
+* A request whose prefix is on its way up from a lower tier lets others pass until it is there.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count, islice
 
+from denim.cache.lower_tiers import LowerTiers, Sources
 from denim.cache.node import Node
 from denim.cache.prefix_cache import HasRoom, Hit, PrefixCache
 from denim.errors import CapacityError, RequestError
 from denim.memory.arena import Arena
+from denim.memory.layout import PAGE, SLOT
 from denim.memory.swap import SwapSpace
 from denim.runner.plan import PageCopy, StepPlan, is_decode
 from denim.scheduler.config import SchedulerConfig
@@ -45,11 +48,15 @@ from denim.scheduler.room import Room
 from denim.scheduler.spans import deal_spans
 from denim.scheduler.step_draft import StepDraft
 
+LOOK_AHEAD = 16
+"""Waiting requests whose prefixes are brought up from lower tiers while they wait."""
+
 
 class Scheduler:
     """`recompute_cheaper(tokens)`: whether computing so many tokens again beats moving them out and in.
     `open_cache(has_room)`: the prefix cache, given what joins scattered free memory; None: no cache.
-    `saves_inside`: whether a step can write states in the middle of a segment."""
+    `saves_inside`: whether a step can write states in the middle of a segment. `open_tiers(cache, sources)`:
+    the tiers below the cache; None: there are none."""
 
     def __init__(
         self,
@@ -59,6 +66,7 @@ class Scheduler:
         recompute_cheaper: Callable[[int], bool],
         open_cache: Callable[[HasRoom], PrefixCache] | None = None,
         saves_inside: bool = False,
+        open_tiers: Callable[[PrefixCache, Sources], LowerTiers] | None = None,
     ) -> None:
         self.config = config
         self.requests: dict[int, Request] = {}  # all that have not finished
@@ -74,9 +82,13 @@ class Scheduler:
         compactor = self._holdings.compactor
         compactor.watch(self)
         cache = None if open_cache is None else open_cache(compactor.make_room)
-        self.prefixes = Prefixes(arena, cache, config.chunk_size, saves_inside)
+        tiers = None
+        if cache is not None and open_tiers is not None:
+            tiers = open_tiers(cache, compactor.sources)
+            compactor.watch(tiers)
+        self.prefixes = Prefixes(arena, cache, config.chunk_size, saves_inside, tiers)
         self._saves_inside = saves_inside
-        self._room = Room(arena, compactor, cache)
+        self._room = Room(arena, compactor, cache, tiers)
 
     # Requests come and go
 
@@ -126,8 +138,10 @@ class Scheduler:
 
         A span's `pages` may be the request's own list, and is valid until the next call.
         """
+        self.prefixes.arrive()
         step = self._step = StepDraft()
         self._grow(step)
+        self._look_ahead()
         self._admit(step)
         self.prefixes.reserve(self._running, self.config.max_num_batched_tokens)
         plan = step.plan
@@ -135,9 +149,11 @@ class Scheduler:
             deal_spans(self._running, self.config, self._holdings, step.forks, step.held, self._saves_inside)
         )
         self._dissolve_families(plan)
-        if plan.spans or plan.swap_out:
-            return plan._replace(moves=self._holdings.compactor.take())
-        if self._waiting and not self._running:
+        tiers = self.prefixes.tiers
+        stores, loads = ((), ()) if tiers is None else tiers.take()
+        if plan.spans or plan.swap_out or loads:
+            return plan._replace(moves=self._holdings.compactor.take(), stores=stores, loads=loads)
+        if self._waiting and not self._running and not self.prefixes.awaited:
             head = self._waiting[0]
             raise CapacityError(
                 f"request {head.id} of {len(head.tokens)} tokens does not fit although nothing runs; it was "
@@ -154,6 +170,8 @@ class Scheduler:
         """Note that `plan` is on its way: states and pages will stand for what it computes. After a step that
         could not be started, finish the requests of its spans and swaps instead."""
         self._out.append(plan)
+        if self.prefixes.tiers is not None:
+            self.prefixes.tiers.launched()
         requests, commit = self.requests, self._arena.commit
         records = self._arena.layout.records
         if plan.page_copies:
@@ -203,11 +221,15 @@ class Scheduler:
 
         One that gave way in this step may come back in it, where the move has joined scattered free memory.
         """
-        while self._waiting:
-            head = self._waiting[0]
+        passed = 0  # waiting requests, the first in the order, whose prefix is on its way
+        while passed < len(self._waiting):
+            head = self._waiting[passed]
             leader = head.family.leader if head.family else None
             if leader is not None and (leader.computed < leader.fork_point or leader.id in step.started):
                 return
+            if leader is None and self._comes(head):
+                passed += 1
+                continue
             hit = self.prefixes.find(head) if leader is None and head.status is Status.WAITING else None
             if self.prefixes.awaits(head, hit, self._running):
                 return
@@ -220,6 +242,36 @@ class Scheduler:
                 self._start(step, head, leader, hit)
             else:
                 self._preempt(step, self._running[-1])
+
+    def _look_ahead(self) -> None:
+        """Have what the next requests could begin from brought up while they wait."""
+        if self.prefixes.tiers is None:
+            return
+        for request in islice(self._waiting, LOOK_AHEAD):
+            reuse, family = request.reuse, request.family
+            if reuse is not None and not reuse.sought and (family is None or family.leader is None):
+                self._comes(request)
+
+    def _comes(self, request: Request) -> bool:
+        """Whether more of a waiting request's prefix is on its way up than it could begin from now."""
+        if self.prefixes.tiers is None or request.status is not Status.WAITING:
+            return False
+        hit = self.prefixes.find(request)
+        return hit is not None and self.prefixes.comes(
+            request, hit, lambda need: self._room_to_land(request, hit, need)
+        )
+
+    def _room_to_land(self, request: Request, hit: Hit, need: Mapping[str, int]) -> bool:
+        """Room for what `request` waits for: beside it the request itself must fit, or others would have left
+        for nothing, and a page for each that runs."""
+        layout = self._arena.layout
+        ahead, whole = Counter(need), Counter(layout.need(len(request.tokens)))
+        if self._holdings.has_pages:
+            ahead[PAGE] += len(self._running)
+            whole[PAGE] += len(self._running)
+        if self._holdings.has_slots:
+            whole[SLOT] += 1
+        return self._room.is_enough(whole, self._running) and self._make_room(ahead, keep=hit.node)
 
     def _has_room(self, head: Request, leader: Request | None, hit: Hit | None) -> tuple[bool, Hit | None]:
         """Whether a seat and memory are free for `head`, which shares a leader's full pages or those of

@@ -284,8 +284,10 @@ def chatter(seed: int, arrivals: int, **fixed: Any) -> tuple[ToyEngine, Counter[
             if r.finish_reason == "length"
         ][:2]
     engine.check_exact()
-    stats = engine.scheduler.prefixes.cache.stats()
+    stats = engine.scheduler.prefixes.stats()
     happened = Counter({name: stats[name] for name in ("hit_tokens", "saved", "evicted", "refused")})
+    for name, n in engine.scheduler.prefixes.tier_stats().get("host", {}).items():
+        happened[f"host {name}"] = n
     happened["copies"] = sum(len(plan.page_copies) for plan in engine.plans)
     happened["inside"] = sum(len(span.saves) for plan in engine.plans for span in plan.spans)
     happened["moves"] = sum(len(plan.moves) for plan in engine.plans)

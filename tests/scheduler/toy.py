@@ -8,18 +8,23 @@ and the right ones follow from the request alone (`expected_tokens`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
 from denim.cache.eviction import Worth
+from denim.cache.lower_tiers import LowerTiers, Sources
 from denim.cache.positions import POLICIES, Grid
 from denim.cache.prefix_cache import HasRoom, Namespace, PrefixCache
 from denim.cache.sizing import ORDERS
 from denim.cache.spacing import OverlapDepths
+from denim.cache.tier import Tier
 from denim.cache.tree import PrefixTree
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass
 from denim.memory.swap import SwapSpace
+from denim.memory.transfer import Transfer
 from denim.runner.plan import Span, StepPlan
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.request import UNKNOWN, Family, Request, Status
@@ -60,15 +65,71 @@ def make_layout(pages_per_slab: int = 5, slots_per_slab: int = 1) -> ArenaLayout
     return ArenaLayout(PAGE_SIZE, slab, classes, (), ())
 
 
-def open_toy_cache(arena: Arena, has_room: HasRoom, policy: str, order: str) -> PrefixCache:
-    """A cache with small grids; its clock advances by a second at every look."""
+def open_toy_cache(
+    arena: Arena, has_room: HasRoom, policy: str, order: str, now: Callable[[], float]
+) -> PrefixCache:
+    """A cache with small grids."""
     page, slot = (arena.layout.size_class(n).stride if arena.layout.has(n) else 0 for n in (PAGE, SLOT))
     tree = PrefixTree(arena, ids_limit=500)
     worth = Worth(tree, lambda tokens: tokens + tokens**2 / 100, page, slot)
-    ticks = count()
-    chosen = ORDERS[order](worth, lambda: float(next(ticks)))
+    chosen = ORDERS[order](worth, now)
     grid = Grid(8, 32, 1, OverlapDepths(20))
     return PrefixCache(arena, tree, chosen, POLICIES[policy], grid, worth.flops, has_room)
+
+
+class ToyHost:
+    """Host memory of such content. What is loaded arrives `delay` steps after the step that begins it, and
+    whatever reads its entries before that finds nothing there."""
+
+    def __init__(self, delay: int) -> None:
+        self.delay = delay
+        self.content: dict[int, Any] = {}
+        self.landing: list[tuple[int, int, Callable[[], None]]] = []  # steps to go, key, what then happens
+        self.there: set[int] = set()
+
+    def free(self, ids: list[int]) -> None:
+        for entry in ids:
+            self.content.pop(entry, None)
+
+    def step(self) -> None:
+        due = [one for one in self.landing if one[0] <= 0]
+        self.landing = [(left - 1, key, land) for left, key, land in self.landing if left > 0]
+        for _, key, land in due:
+            land()
+            self.there.add(key)
+
+    def arrived(self, key: int) -> bool:
+        if key not in self.there:
+            return False
+        self.there.remove(key)
+        return True
+
+    def join(self) -> None:
+        for _, key, land in self.landing:
+            land()
+            self.there.add(key)
+        self.landing.clear()
+
+
+def open_toy_tiers(
+    cache: PrefixCache,
+    sources: Sources,
+    host: ToyHost,
+    host_bytes: int,
+    order: str,
+    now: Callable[[], float],
+) -> LowerTiers:
+    """A host tier for which everything pays."""
+    tier = Tier(
+        "host",
+        cache.arena.layout,
+        host_bytes,
+        500,
+        lambda tokens: tokens + tokens**2 / 100,
+        lambda worth: ORDERS[order](worth, now),
+        host.free,
+    )
+    return LowerTiers(cache, tier, host, lambda start, end, nbytes, tier: True, sources)
 
 
 class ToyEngine:
@@ -87,21 +148,33 @@ class ToyEngine:
         policy: str | None = None,
         order: str = "expected",
         saves_inside: bool = False,
+        host_bytes: int = 0,
+        delay: int = 0,
     ) -> None:
-        """`policy` and `order`: of the prefix cache; None: there is none."""
+        """`policy` and `order`: of the prefix cache; None: there is none. `host_bytes`, `delay`: of its host
+        tier; 0 bytes: there is none."""
         self.config = SchedulerConfig(chunk_size, max_num_seqs, max_num_batched_tokens, max_model_len)
         self.retired: list[tuple[str, int]] = []
         self.arena = Arena(
             layout or make_layout(), num_slabs, lambda name, ids: self.retired.extend((name, i) for i in ids)
         )
         self.swap = SwapSpace(swap_bytes)
+        self.host = ToyHost(delay)
+        ticks = count()
+
+        def now() -> float:  # the time advances by a second at every look
+            return float(next(ticks))
+
         self.scheduler = Scheduler(
             self.config,
             self.arena,
             self.swap,
             lambda tokens: tokens < recompute_below,
-            None if policy is None else lambda has_room: open_toy_cache(self.arena, has_room, policy, order),
+            (lambda has_room: open_toy_cache(self.arena, has_room, policy, order, now)) if policy else None,
             saves_inside,
+            (lambda cache, sources: open_toy_tiers(cache, sources, self.host, host_bytes, order, now))
+            if host_bytes
+            else None,
         )
         self.slots: dict[int, int] = {}  # written ones only
         self.pages: dict[int, dict[int, tuple[int, int]]] = {}  # page -> offset -> (position, token)
@@ -143,6 +216,8 @@ class ToyEngine:
             self.outcomes.append(self.drawn)
             self.scheduler.launched(plan)
             self.scheduler.check()
+        else:
+            self.host.step()
         return plan
 
     def complete(self, plan: StepPlan) -> None:
@@ -185,6 +260,8 @@ class ToyEngine:
         """Steps until nothing is left to run."""
         for steps in range(limit):
             if not self.step():
+                if self.scheduler.requests and self.scheduler.prefixes.awaited:
+                    continue
                 assert not self.scheduler.requests
                 return steps
         raise AssertionError(f"not done after {limit} steps")
@@ -194,6 +271,13 @@ class ToyEngine:
             self.swap.put(
                 move.request_id, (self.slots.get(move.slot), [dict(self.pages[p]) for p in move.pages])
             )
+        for store in plan.stores:
+            if store.slot >= 0:
+                self.host.content[store.host_slot] = self.slots[store.slot]
+            for page, host_page in zip(store.pages, store.host_pages, strict=True):
+                self.host.content[host_page] = dict(self.pages[page])
+        if plan.moves:
+            self.host.join()
         live = {(name, target) for name, _, target in plan.moves}
         self.retired = [entry for entry in self.retired if entry not in live]
         for name, source, target in plan.moves:
@@ -212,6 +296,11 @@ class ToyEngine:
             self.pages.update(zip(move.pages, (dict(page) for page in pages), strict=True))
         for copy in plan.page_copies:
             self.pages[copy.target] = dict(self.pages[copy.source])
+        self.host.step()
+        for load in plan.loads:
+            self.host.landing.append((self.host.delay, load.key, partial(self.land, load)))
+        if not self.host.delay:
+            self.host.step()
         states = [self.read_state(span) for span in plan.spans]  # all are read before any is written
         drawn = {}
         for span, before in zip(plan.spans, states, strict=True):
@@ -237,6 +326,12 @@ class ToyEngine:
                         state = chain(state, token)
                 drawn[span.request_id] = draw(state, seen, span.sampling[1])
         return drawn
+
+    def land(self, load: Transfer) -> None:
+        if load.slot >= 0:
+            self.slots[load.slot] = self.host.content[load.host_slot]
+        for page, host_page in zip(load.pages, load.host_pages, strict=True):
+            self.pages[page] = dict(self.host.content[host_page])
 
     def read_state(self, span: Span) -> int:
         if span.slot_in < 0:
@@ -265,7 +360,8 @@ class ToyEngine:
     def check_plan(self, plan: StepPlan) -> None:
         """What every plan promises, whatever it is for."""
         config = self.config
-        assert 0 < sum(span.length for span in plan.spans) <= config.max_num_batched_tokens or plan.swap_out
+        tokens = sum(span.length for span in plan.spans)
+        assert 0 < tokens <= config.max_num_batched_tokens or plan.swap_out or plan.loads
         assert len({span.request_id for span in plan.spans}) == len(plan.spans)
         decode = [span.length == 1 and span.start > 0 and span.sampling is not None for span in plan.spans]
         assert decode == sorted(decode, reverse=True), "a decode span behind a prefill segment"
@@ -303,6 +399,7 @@ class ToyEngine:
         running = sorted((r for r in alive.values() if r.status is Status.RUNNING), key=lambda r: r.key)
         waiting = sorted((r for r in alive.values() if r.status is not Status.RUNNING), key=lambda r: r.key)
         admitted = [r for r in running if before[r.id][0] is not Status.RUNNING]
+        waiting = [r for r in waiting if not self.waits_for_a_tier(r)]  # the others let everybody pass
         preempted = [r for r in waiting if before[r.id][0] is Status.RUNNING]
         if admitted and waiting:
             assert admitted[-1].key < waiting[0].key, "a waiting request was overtaken"
@@ -316,15 +413,25 @@ class ToyEngine:
             if (decoding or place == 0) and not held and not request.exhausted:
                 assert request.id in serviced, f"request {request.id} was passed over"
 
+    def waits_for_a_tier(self, request: Request) -> bool:
+        tiers, reuse = self.scheduler.prefixes.tiers, request.reuse
+        if tiers is None or reuse is None or request.status is not Status.WAITING:
+            return False
+        hit = self.scheduler.prefixes.find(request)
+        return hit is not None and tiers.is_coming(reuse.namespace, reuse.known(request.tokens), hit.position)
+
     def readers(self, page: int) -> int:
         begin = sum(r.reuse is not None and r.reuse.source == page for r in self.scheduler.requests.values())
         return begin + self.scheduler.prefixes.held()[PAGE][page]
 
     def check_empty(self) -> None:
         """Nothing is left allocated anywhere, once the cache is emptied."""
+        self.host.join()
+        self.scheduler.prefixes.arrive()
         self.scheduler.check()
         self.scheduler.prefixes.reset()
         self.scheduler.check()
+        assert not self.host.content, "host memory is held by nobody"
         stats = self.arena.stats()
         assert all(counts["used"] == 0 for counts in stats.values()), stats
         assert self.swap.used_bytes == 0
