@@ -144,6 +144,10 @@ class EngineFront(ABC):
         """See `EngineCore.cache_snapshot`."""
         return await self._ask("cache_snapshot")
 
+    async def live_view(self) -> dict[str, Any]:
+        """See `EngineCore.live_view`."""
+        return await self._ask("live_view")
+
     async def check(self) -> None:
         """Raises AssertionError when an invariant of memory or scheduler is broken."""
         await self._ask("check")

@@ -244,6 +244,16 @@ class Arena:
 
     # Reports
 
+    def slabs(self) -> list[tuple[str | None, int, int]]:
+        """Of every slab its class (None: it has none), its entries that are held, and all its entries."""
+        report: list[tuple[str | None, int, int]] = []
+        for owner, free in zip(self._owner, self._free, strict=True):
+            if owner is None:
+                report.append((None, 0, 0))
+            else:
+                report.append((owner.size.name, owner.size.count - len(free), owner.size.count))
+        return report
+
     def stats(self, cached: Mapping[str, int] | None = None) -> dict[str, dict[str, int]]:
         """{"slabs", "pages", "slots"}: {total, used, cached, free}, in entries.
 
