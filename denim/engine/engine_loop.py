@@ -24,7 +24,7 @@ from denim.errors import DenimError
 log = logging.getLogger("denim")
 
 # Questions that are answered by the method of that name of `EngineCore`, and by `EngineLoop` itself.
-OF_THE_CORE = ("stats", "check", "cache_snapshot", "reset_prefix_cache")
+OF_THE_CORE = ("stats", "check", "cache_snapshot", "live_view", "reset_prefix_cache")
 OF_THE_LOOP = ("sleep", "wake")
 
 
