@@ -27,15 +27,17 @@ HEAD_DIM = 64
 OPENING = "The"  # what denim-tiny continues where no text is given
 
 
-def random_inputs(tokens: int, seed: int = 0) -> RuleInputs:
-    """Independent tokens: normal q, k, v (q and k normalised), β uniform in (0, 1), a decay per head."""
+def random_inputs(tokens: int, seed: int = 0, device: torch.device | str = "cpu") -> RuleInputs:
+    """Independent tokens: normal q, k, v (q and k normalised), β uniform in (0, 1), a decay per head.
+    The same numbers on every device."""
     generator = torch.Generator().manual_seed(seed)
     heads = len(HALF_LIVES)
     q, k, v = (torch.randn(tokens, heads, HEAD_DIM, generator=generator) for _ in range(3))
     log_half = torch.tensor(0.5).log()
     log_decay = torch.tensor([0.0 if life is None else log_half / life for life in HALF_LIVES])
     beta = torch.rand(tokens, heads, generator=generator)
-    return RuleInputs(l2norm(q), l2norm(k), v, log_decay.expand(tokens, heads), beta)
+    parts = (l2norm(q), l2norm(k), v, log_decay.expand(tokens, heads), beta)
+    return RuleInputs(*(part.to(device) for part in parts))
 
 
 def texts_of(llm: LLM, text: Path | None, length: int, windows: int) -> list[list[int]]:
@@ -74,8 +76,8 @@ def real_inputs(llm: LLM, texts: list[list[int]], tokens: int) -> RuleInputs:
     """What the model's Gated DeltaNet layers give to the rule, heads of all layers side by side.
 
     The windows follow one another, from the first again, until there are `tokens`: a state that goes on
-    longer than the model's own context. On the CPU, where a token's step over few heads costs least. The
-    engine has to take a window in one step.
+    longer than the model's own context. They lie where the engine is, which has to take a window in one step,
+    and eagerly: nothing can be captured from a graph.
     """
     layers = [m for m in llm.core.runner.forward.model.modules() if isinstance(m, GatedDeltaNetLayer)]
     captured: dict[int, list[RuleInputs]] = {layer.index: [] for layer in layers}
@@ -94,7 +96,7 @@ def real_inputs(llm: LLM, texts: list[list[int]], tokens: int) -> RuleInputs:
             hook.remove()
     each = [[torch.cat(parts) for parts in zip(*runs, strict=True)] for runs in captured.values()]
     whole = RuleInputs(*(torch.cat(heads, 1) for heads in zip(*each, strict=True)))
-    order = torch.arange(tokens) % len(whole.q)
+    order = torch.arange(tokens, device=whole.q.device) % len(whole.q)
     return RuleInputs(*(x[order] for x in whole))
 
 
@@ -103,4 +105,4 @@ def _rule_inputs(layer: GatedDeltaNetLayer, x: Tensor) -> RuleInputs:
     qkv, _, log_decay, beta = layer._split(layer.in_proj(x))
     mixed, _ = short_conv(qkv, layer.conv, cu_seqlens=[0, len(x)])
     q, k, v = layer._heads(F.silu(mixed))
-    return RuleInputs(*(part.cpu() for part in (q, k, v, log_decay, beta)))
+    return RuleInputs(q, k, v, log_decay, beta)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.table import Table
 
 from denim.commands.study.drift import drift
 from denim.commands.study.inputs import random_inputs, real_inputs, texts_of
-from denim.commands.study.perplexity import perplexity
+from denim.commands.study.perplexity import EXACT, MEMORY, perplexity
 from denim.commands.study.picture import need_folder, need_matplotlib, new_figure, write
 from denim.commands.study.storage import STORAGES
 from denim.engine import LLM
@@ -28,6 +29,7 @@ from denim.errors import ConfigError
 NAME = "study-precision"
 FEWEST_TOKENS = 64
 ONCE = {storage.name for storage in STORAGES if storage.once}
+COLORS = {storage.name: f"C{i}" for i, storage in enumerate(STORAGES)}
 
 
 def study_precision(
@@ -62,8 +64,12 @@ def study_precision(
         console.print(f"{source} inputs, {tokens:,} tokens: relative error at the end, against float64")
         console.print(drift_table(result["drift"][source]))
     ppl = result["perplexity"]
-    console.print(f"denim-tiny, {ppl['texts']} texts of {ppl['length']:,} tokens, one token a step")
-    console.print(perplexity_table(ppl))
+    console.print(
+        f"denim-tiny, {ppl['texts']} texts of {ppl['length']:,} tokens, one token a step: perplexity"
+    )
+    console.print(stretch_table(ppl, "perplexity", "{:.2f}"))
+    console.print("mean |Δ log-probability| against all fp32, nats")
+    console.print(stretch_table(ppl, "difference", "{:.4f}"))
 
 
 def measure(tokens: int, length: int, windows: int, text: Path | None, device: str) -> dict[str, Any]:
@@ -72,6 +78,8 @@ def measure(tokens: int, length: int, windows: int, text: Path | None, device: s
     )  # three engines start; their lines would bury the table
     llm = LLM(
         device=device,
+        memory=MEMORY,
+        enforce_eager=True,  # `real_inputs` looks into the layers
         max_num_seqs=windows,
         max_num_batched_tokens=max(length, windows),
         checkpoint_policy="none",  # every window is computed whole
@@ -80,10 +88,12 @@ def measure(tokens: int, length: int, windows: int, text: Path | None, device: s
     if length > longest:
         raise ConfigError(f"--length is {length:,}; denim-tiny reads at most {longest:,} tokens and one more")
     texts = texts_of(llm, text, length, windows)
-    sources = {"random": random_inputs(tokens), "real": real_inputs(llm, texts, tokens)}
+    place = llm.core.runner.forward.device
+    sources = {"random": random_inputs(tokens, device=place), "real": real_inputs(llm, texts, tokens)}
     return {
         "study": "precision",
         "date": datetime.now(UTC).date().isoformat(),
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
         "torch": torch.__version__,
         "tokens": tokens,
         "text": "denim-tiny's own" if text is None else text.name,
@@ -102,28 +112,17 @@ def drift_table(run: dict[str, Any]) -> Table:
     return grid
 
 
-def perplexity_table(run: dict[str, Any]) -> Table:
+def stretch_table(run: dict[str, Any], what: str, form: str) -> Table:
+    """`what` of every run, a column for each stretch of positions, named by its end."""
     grid = Table(box=SIMPLE_HEAD)
-    grid.add_column("tokens read")
-    for name in run["runs"]:
-        grid.add_column(name, justify="right")
-        if name != "all fp32":
-            grid.add_column("|Δ log p|", justify="right")
-    edges = run["edges"]
-    for i, (start, end) in enumerate(pairwise(edges)):
-        _add_row(grid, run, f"{start:,} to {end:,}", lambda r, i=i: (r["perplexity"][i], r["difference"][i]))
-    _add_row(grid, run, "all", lambda r: (r["whole_perplexity"], r["whole_difference"]))
-    return grid
-
-
-def _add_row(grid: Table, run: dict[str, Any], title: str, of: Any) -> None:
-    cells = []
+    grid.add_column("tokens read, up to")
+    for end in (*run["edges"][1:], "all"):
+        grid.add_column(str(end), justify="right", no_wrap=True)
     for name, values in run["runs"].items():
-        value, difference = of(values)
-        cells.append(f"{value:.4f}")
-        if name != "all fp32":
-            cells.append(f"{difference:.1e}")
-    grid.add_row(title, *cells)
+        if what == "difference" and name == EXACT:
+            continue
+        grid.add_row(name, *(form.format(value) for value in (*values[what], values[f"whole_{what}"])))
+    return grid
 
 
 def draw(result: dict[str, Any]) -> Any:
@@ -131,27 +130,29 @@ def draw(result: dict[str, Any]) -> Any:
     figure, (random, real, ppl) = new_figure(3)
     for axes, source in ((random, "random"), (real, "real")):
         run = result["drift"][source]
-        for i, (name, curve) in enumerate(run["storages"].items()):
+        for name, curve in run["storages"].items():
             # Before its checkpoint a state that is quantised once is the fp32 one, and its outputs too.
             first = run["points"].index(run["checkpoint"]) if name in ONCE else 0
             points = run["points"][first:]
-            axes.plot(points, curve["state"][first:], color=f"C{i}", label=name)
+            axes.plot(points, curve["state"][first:], color=COLORS[name], label=name)
             after = first + 1 if name in ONCE else first
-            axes.plot(run["points"][after:], curve["output"][after:], ":", color=f"C{i}", linewidth=1)
+            axes.plot(run["points"][after:], curve["output"][after:], ":", color=COLORS[name], linewidth=1)
         axes.axvline(run["checkpoint"], color="grey", linewidth=0.8)
         axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="relative error against float64")
         axes.xaxis.set_minor_formatter("")
         axes.set_title(f"{source} inputs (dotted: outputs)", fontsize=10)
         axes.legend(fontsize=7)
     run = result["perplexity"]
-    centres = [(a + b) / 2 for a, b in pairwise(run["edges"])]
+    centres = [math.sqrt(max(a, 1) * b) for a, b in pairwise(run["edges"])]
     for name, values in run["runs"].items():
-        if name == "all fp32":
+        if name == EXACT:
             continue
-        ppl.plot(centres, values["difference"], marker="o", label=name)
-    ppl.set(xscale="log", xlabel="tokens read", ylabel="mean |Δ log-probability| against all fp32, nats")
+        # What is quantised once is the exact run before its checkpoint.
+        points = [point for point in zip(centres, values["difference"], strict=True) if point[1] > 0]
+        color = COLORS.get(name.removeprefix("state "), "black")
+        ppl.plot(*zip(*points, strict=True), marker="o", markersize=4, color=color, label=name)
+    ppl.set(xscale="log", yscale="log", xlabel="tokens read", ylabel="mean |Δ log-probability|, nats")
     ppl.xaxis.set_minor_formatter("")
-    ppl.set_ylim(bottom=0)
-    ppl.set_title(f"denim-tiny, {run['texts']} texts, fp32 weights", fontsize=10)
-    ppl.legend(fontsize=8)
+    ppl.set_title(f"denim-tiny, {run['texts']} texts, against all fp32", fontsize=10)
+    ppl.legend(fontsize=7)
     return figure

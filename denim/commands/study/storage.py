@@ -1,7 +1,7 @@
 """The ways to keep a state of the precision study.
 
 Owns one function each from a state in fp32 to the fp32 value of what would be stored. Must not know the rule
-that makes the state. States are [heads, d_v, d_k].
+that makes the state. States are [..., d_v, d_k], a head each.
 """
 
 from __future__ import annotations
@@ -70,5 +70,6 @@ STORAGES = (
     Storage("bf16", bfloat16),
     Storage("bf16 stochastic", bfloat16_stochastic),
     Storage("fp8", float8),
+    Storage("fp8 once", float8, once=True),
     Storage("int8 once", int8, once=True),
 )
