@@ -5,12 +5,13 @@ refused, for a schema that is obeyed only in part is worse than none. Knows noth
 
 Two things are narrower than JSON Schema, which is harmless, as what they allow is still valid: objects have
 no properties beside those that the schema names (unless additionalProperties says more), and they come in the
-schema's order. `oneOf` counts as `anyOf`, and `format` is held to for well-known formats only.
+schema's order. `oneOf` counts as `anyOf`, and `format` is held to for well-known formats, where neither a
+pattern nor a length is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from denim.errors import RequestError
@@ -34,6 +35,31 @@ UNSUPPORTED = (
     "$dynamicRef",
     "$recursiveRef",
 )
+# What a value must be of a type to be asked; it is not asked of others.
+_TYPED = (
+    "minLength",
+    "maxLength",
+    "pattern",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "minItems",
+    "maxItems",
+)
+_ASSERTIONS = (
+    *_TYPED,
+    "properties",
+    "required",
+    "items",
+    "prefixItems",
+    "additionalProperties",
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+)
+_WHOLE = ("anyOf", "oneOf", "allOf", "$ref", "enum", "const")  # each says all about a value
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # a schema for each name
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems", "propertyNames")
@@ -62,6 +88,13 @@ def _check_keywords(path: str, schema: Mapping[str, Any], field: str) -> None:
     for keyword in UNSUPPORTED:
         if schema.get(keyword, False) is not False:
             raise refuse(repr(keyword), "leave it out")
+    whole = [keyword for keyword in _WHOLE if keyword in schema]
+    beside = [*whole[1:], *(keyword for keyword in _ASSERTIONS if keyword in schema)]
+    if whole and beside:
+        raise refuse(f"{beside[0]!r} beside {whole[0]!r}", "say both in one place")
+    typed = [keyword for keyword in _TYPED if keyword in schema]
+    if typed and "type" not in schema:
+        raise refuse(f"{typed[0]!r} without a 'type'", "say of which type the value is")
     if "pattern" in schema and ("minLength" in schema or "maxLength" in schema):
         raise refuse("'pattern' together with a length", "say the length in the pattern")
     parts = schema.get("allOf")
@@ -92,3 +125,21 @@ def _subschemas(path: str, schema: Mapping[str, Any], field: str) -> Iterator[tu
     for key in _SINGLE:
         if key in schema:
             yield f"{path}.{key}", schema[key]
+
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def changed(schema: Any, change: Change) -> Any:
+    """A copy of a schema that was checked, with `change` made to it and to every schema inside."""
+    if not isinstance(schema, Mapping):
+        return schema
+    result = change(dict(schema))
+    for key, value in result.items():
+        if key in _NAMED:
+            result[key] = {name: changed(below, change) for name, below in value.items()}
+        elif key in _LISTED:
+            result[key] = [changed(below, change) for below in value]
+        elif key in _SINGLE:
+            result[key] = changed(value, change)
+    return result

@@ -1,20 +1,24 @@
 """The loop that runs an engine: commands in, events out, a step between them.
 
 Owns the turn: take what has come, make one step, send what it brought in one batch. So a command never waits
-for more than one step. Touches `EngineCore` alone; does not know whether it runs in a thread or in a process,
-nor how messages travel.
+for more than one step. A request whose structured output has to be compiled waits beside the turn until it
+is. Touches `EngineCore` alone; does not know whether it runs in a thread or in a process, nor how messages
+travel.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, NamedTuple
 
 import torch
 
 from denim.engine.core import EngineCore
+from denim.engine.grammars import COMPILE_SECONDS, too_long_to_compile
 from denim.engine.messages import Abort, Accepted, Add, Answer, Ask, Close, Command, Deltas, Event, Refused
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
@@ -26,6 +30,7 @@ log = logging.getLogger("denim")
 # Questions that are answered by the method of that name of `EngineCore`, and by `EngineLoop` itself.
 OF_THE_CORE = ("stats", "check", "cache_snapshot", "live_view", "reset_prefix_cache")
 OF_THE_LOOP = ("sleep", "wake")
+COMPILING_LOOK = 0.005  # seconds between two looks for commands while nothing else is done than compiling
 
 
 class EngineLoop:
@@ -49,12 +54,15 @@ class EngineLoop:
         self._events: list[Event] = []  # of this turn
         self._tickets: dict[str, int] = {}  # of the requests that run, by id
         self._ids: dict[int, str] = {}
+        self._compiling: dict[int, _Waiting] = {}  # by ticket
 
     def run(self) -> None:
         """Until Close comes; then what still runs ends, and its memory is free."""
         while self._open:
-            for command in self._receive(not self._busy):
+            for command in self._receive(not self._busy and not self._compiling):
                 self._obey(command)
+            if self._compiling:
+                self._take_compiled()
             if self._open and self.core is not None and self.core.has_work:
                 self._tell(self.core.step())
             if self._events:
@@ -69,8 +77,10 @@ class EngineLoop:
     def _obey(self, command: Command) -> None:
         match command:
             case Add():
-                self._add(command)
+                if not self._must_compile(command):
+                    self._add(command)
             case Abort(ticket):
+                self._compiling.pop(ticket, None)
                 if self.core is not None and ticket in self._ids:
                     self._tell(self.core.abort(self._ids[ticket]))
             case Ask():
@@ -91,6 +101,36 @@ class EngineLoop:
         else:
             self._tickets[id_], self._ids[new.ticket] = new.ticket, id_
             self._events.append(Accepted(new.ticket, id_))
+
+    def _must_compile(self, new: Add) -> bool:
+        """Whether a request has to wait until its structured output is compiled. If it cannot be, or not in
+        time, queueing the request says why."""
+        if new.params.structured is None or self.core is None:
+            return False
+        try:
+            compiled = self.core.grammars.compile(new.params.structured)
+        except DenimError:
+            return False
+        if compiled.done():
+            return False
+        self._compiling[new.ticket] = _Waiting(new, compiled, time.monotonic() + COMPILE_SECONDS)
+        return True
+
+    def _take_compiled(self) -> None:
+        """Queue the requests whose structured outputs are compiled."""
+        if not self._busy:
+            futures = [waiting.compiled for waiting in self._compiling.values()]
+            wait(futures, COMPILING_LOOK, FIRST_COMPLETED)
+        now = time.monotonic()
+        for ticket, (new, compiled, latest) in list(self._compiling.items()):
+            if compiled.done():
+                self._add(new)
+            elif now >= latest:
+                assert new.params.structured is not None
+                self._events.append(Refused(ticket, too_long_to_compile(new.params.structured)))
+            else:
+                continue
+            del self._compiling[ticket]
 
     def _tell(self, deltas: list[StreamDelta]) -> None:
         """Note deltas for the clients, and forget the requests that are over with them."""
@@ -151,6 +191,14 @@ class EngineLoop:
         if self.core is None:
             self.core = EngineCore(self.options)
         return self.core.facts
+
+
+class _Waiting(NamedTuple):
+    """A request that waits for its structured output, until `latest` (of the monotonic clock)."""
+
+    new: Add
+    compiled: Future[Any]
+    latest: float
 
 
 def _sendable(error: Exception) -> Exception:

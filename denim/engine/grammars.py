@@ -18,6 +18,7 @@ from typing import Any
 
 from denim.engine.tokenizer import Tokenizer, need_tokenizer
 from denim.errors import RequestError
+from denim.json_schema import changed
 from denim.runner.constraint import Constraint
 from denim.structured_output import StructuredOutput
 
@@ -52,10 +53,7 @@ class Grammars:
         try:
             return self.compile(form).result(COMPILE_SECONDS)
         except TimeoutError:
-            raise RequestError(
-                f"{form.kind}: this took more than {COMPILE_SECONDS:.0f} s to compile; make it simpler",
-                form.kind,
-            ) from None
+            raise too_long_to_compile(form) from None
 
     def compile(self, form: StructuredOutput) -> Future[Any]:
         """Start compiling, or find what was compiled before. The future may raise RequestError."""
@@ -135,13 +133,19 @@ class Grammars:
         return xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
 
 
+def too_long_to_compile(form: StructuredOutput) -> RequestError:
+    return RequestError(
+        f"{form.kind}: this took more than {COMPILE_SECONDS:.0f} s to compile; make it simpler", form.kind
+    )
+
+
 def structural_tag(form: StructuredOutput) -> str:
     """The form in xgrammar's own language."""
     if form.structural_tag is not None:
         inner = json.loads(form.structural_tag)
         inner = inner.get("format", inner)
     elif form.json is not None or form.json_object:
-        schema = {"type": "object"} if form.json_object else json.loads(form.json)
+        schema = {"type": "object"} if form.json_object else changed(json.loads(form.json), _spelt_out)
         inner = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_WHITE_SPACE}
     elif form.regex is not None:
         inner = {"type": "regex", "pattern": form.regex}
@@ -154,6 +158,17 @@ def structural_tag(form: StructuredOutput) -> str:
         free = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": form.after}
         inner = {"type": "sequence", "elements": [free, inner]}
     return json.dumps({"type": "structural_tag", "format": inner}, ensure_ascii=False)
+
+
+def _spelt_out(schema: dict[str, Any]) -> dict[str, Any]:
+    """Lengths of strings as patterns: xgrammar's own form of them lets control characters through, which JSON
+    forbids. It heeds one of pattern and format only."""
+    least, most = schema.pop("minLength", 0), schema.pop("maxLength", "")
+    if (least, most) != (0, ""):
+        schema["pattern"] = f"^.{{{least},{most}}}$"
+    if "pattern" in schema:
+        schema.pop("format", None)
+    return schema
 
 
 def _reason(error: Exception) -> str:
