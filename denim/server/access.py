@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import time
 
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from denim.server.errors import api_error, error_body
 from denim.server.metrics import Metrics
 from denim.server.record import KEY, RequestRecord
 
@@ -41,9 +43,13 @@ class AccessLayer:
 
         try:
             await self.app(scope, receive, note)
-        except Exception as error:
-            record.status, record.error = 500, repr(error)
-            raise
+        except Exception as error:  # a fault of the server's: all others were answered further inside
+            began = record.status != 0
+            record.error, record.status = repr(error), 500
+            told = api_error(error)
+            if not began:
+                answer = JSONResponse(error_body(told, scope["path"]), told.status_code)
+                await answer(scope, receive, note)
         finally:
             self._end(record, scope)
 

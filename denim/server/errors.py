@@ -110,11 +110,13 @@ def error_body(error: ApiError, path: str) -> dict[str, Any]:
 
 
 def install_error_handlers(app: FastAPI) -> None:
+    """Of the errors that are expected; the access layer answers all others."""
+
     async def answer(request: Request, error: Exception) -> JSONResponse:
         told = api_error(error)
         return JSONResponse(error_body(told, request.url.path), told.status_code, headers=told.headers)
 
-    for kind in (HTTPException, RequestValidationError, DenimError, Exception):
+    for kind in (HTTPException, RequestValidationError, DenimError):
         app.add_exception_handler(kind, answer)
 
 

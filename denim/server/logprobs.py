@@ -42,13 +42,15 @@ class PromptLogprob(ApiModel):
 
 def prompt_logprobs(reports: Sequence[Report | None]) -> list[dict[int, PromptLogprob] | None]:
     """Of every token of a prompt by token id, as vLLM has them; None for the first one."""
-    return [report and {token: _by_id(entry) for token, entry in report.items()} for report in reports]
+    return [
+        None if report is None else {token: _by_id(entry) for token, entry in report.items()}
+        for report in reports
+    ]
 
 
 def _by_id(entry: Logprob) -> PromptLogprob:
-    return PromptLogprob(
-        logprob=max(entry.logprob, LEAST), rank=entry.rank, decoded_token=entry.decoded_token
-    )
+    logprob = max(entry.logprob, LEAST)
+    return PromptLogprob(logprob=logprob, rank=entry.rank, decoded_token=entry.decoded_token)
 
 
 class CompletionLogprobs(ApiModel):

@@ -34,7 +34,10 @@ def conversation_of(body: MessageFields) -> Conversation:
     wants_tools = body.tool_choice is None or body.tool_choice.type != "none"
     tools = [_tool(tool) for tool in body.tools or ()] if wants_tools else []
     thinks = body.thinking is not None and body.thinking.type != "disabled"
-    return prepared(messages, tools, {"enable_thinking": thinks} | (body.chat_template_kwargs or {}))
+    options: dict[str, Any] = {"enable_thinking": thinks}
+    if body.output_config is not None and body.output_config.effort is not None:
+        options["reasoning_effort"] = body.output_config.effort
+    return prepared(messages, tools, options | (body.chat_template_kwargs or {}))
 
 
 def _content(content: str | list[TextBlock]) -> str | list[Message]:

@@ -66,6 +66,7 @@ class AnthropicTool(ApiModel):
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
     strict: bool | None = None
+    input_examples: list[dict[str, Any]] | None = Field(default=None, description="Without effect.")
     eager_input_streaming: bool | None = Field(
         default=None, description="Without effect: input always streams."
     )
@@ -86,6 +87,12 @@ class Thinking(ApiModel):
     display: str | None = None
 
 
+class OutputConfig(ApiModel):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        default=None, description="For the chat template, as reasoning_effort."
+    )
+
+
 class MessageFields(ApiModel):
     """What a request and the counting of its tokens have in common."""
 
@@ -95,6 +102,7 @@ class MessageFields(ApiModel):
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = Field(default=None, description="Without it the model does not think.")
+    output_config: OutputConfig | None = None
     cache_control: CacheControl | None = Field(default=None, description="Marks the end of the last message.")
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Denim's: for the template."

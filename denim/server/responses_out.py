@@ -106,9 +106,9 @@ class OutputItems:
         self._open = ToolCallStart
         return [self._item_event("output_item.added")]
 
-    def _event(self, name: str, **fields: Any) -> Event:
+    def _event(self, kind: str, /, **fields: Any) -> Event:
         place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
-        return {"type": f"response.{name}"} | place | fields
+        return {"type": f"response.{kind}"} | place | fields
 
     def _item_event(self, name: str) -> Event:
         item = self.items[-1]
