@@ -18,7 +18,7 @@ _bearer = HTTPBearer(auto_error=False, description="OpenAI's way; needed where t
 _header = APIKeyHeader(name="x-api-key", auto_error=False, description="Anthropic's way.")
 
 
-def check_key(
+async def check_key(
     request: Request,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     header: Annotated[str | None, Depends(_header)],
