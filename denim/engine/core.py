@@ -119,6 +119,7 @@ class EngineCore:
             max_num_seqs=capacity.max_num_seqs,
             max_num_batched_tokens=capacity.max_num_batched_tokens,
             max_model_len=capacity.max_model_len,
+            max_prefill_spans=self._forward.most_prefill_spans,
         )
         on_free = self._storage.retire if self.options.debug else None
         self.arena = Arena(self.layout, capacity.num_slabs, on_free)

@@ -65,10 +65,12 @@ class Forward:
         # All of them write the states that are wanted inside a sequence (`Span.saves`); plain forms do not.
         self.saves_inside = device.type == "cuda" and kernels
         self.graphs = None
+        self.most_prefill_spans: int | None = None  # in a step that shall be captured; None: it is not to be
         if capturable and not eager:
             # Latents are expanded span by span in prefill, which the host counts out.
             prefill = not any(shape.extra for shape in shapes)
             self.graphs = StepGraphs(model, storage, self.attention, limits, self.drawn, prefill=prefill)
+            self.most_prefill_spans = MOST_PREFILL_SPANS if prefill else None
 
     def replay(
         self, spans: Sequence[Span], rows_before: Mapping[int, int], pending: Sequence[int] | None = None

@@ -41,7 +41,10 @@ _STRIDES = ((64, 8), (128, 16), (256, 32), (1 << 30, 64))
 _PROMPT_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)
 _MIXED_TOKENS = (64, 256, 512, 1024, 2048, 4096)
 _MIXED_ROWS = 32
-MOST_PREFILL_SPANS = 16
+# Spans behind the decode rows of such a shape: one for so many of its tokens, within these limits. A span
+# that is not there costs programs that look and leave; a step of more spans than the most would run eagerly.
+_TOKENS_PER_SPAN = 16
+_LEAST_PREFILL_SPANS, MOST_PREFILL_SPANS = 16, 64
 # Chunks of a captured table beyond those of one sequence, for each span: it may end with a part of a chunk,
 # and states that are wanted inside it cut some more.
 _SPARE_CHUNKS = 3
@@ -85,9 +88,12 @@ def prefill_shapes(most_rows: int, most_tokens: int) -> list[StepShape]:
     def sizes(most: Sequence[int]) -> list[int]:
         return sorted({*(size for size in most if size < most_tokens), most_tokens})
 
+    def spans(tokens: int) -> int:
+        return min(max(tokens // _TOKENS_PER_SPAN, _LEAST_PREFILL_SPANS), MOST_PREFILL_SPANS)
+
     rows = sorted({min(_MIXED_ROWS, most_rows), most_rows})
     alone = [StepShape(0, 1, tokens) for tokens in sizes(_PROMPT_TOKENS)]
-    return alone + [StepShape(n, MOST_PREFILL_SPANS, tokens) for n in rows for tokens in sizes(_MIXED_TOKENS)]
+    return alone + [StepShape(n, spans(tokens), tokens) for n in rows for tokens in sizes(_MIXED_TOKENS)]
 
 
 @dataclass

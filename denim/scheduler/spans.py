@@ -26,13 +26,15 @@ def deal_spans(
 
     A decode row is a request with one token left behind a state: also the end of a prompt. There
     are never more of them than the budget has tokens (`SchedulerConfig.max_running`).
+    At most `SchedulerConfig.max_prefill_spans` are no decode rows, but for forks; the others' turn comes.
     Segments end on the chunk grid, so that the linear layers cut a prompt into the same chunks however
     it is scheduled. Only where the decode rows leave less than one chunk a segment takes what is left.
     `forks` maps a request to the slot of another that it starts from; requests in `held` get no span.
     `saves_inside`: checkpoints are written in the middle of a segment; otherwise it ends where one is wanted.
     """
-    spans = []
+    spans: list[Span] = []
     behind = []
+    prefills = 0
     for request in running:
         tokens, start = request.tokens, request.computed
         known = len(tokens)
@@ -48,6 +50,7 @@ def deal_spans(
             or (request.reuse is not None and request.reuse.state >= 0)
         ):
             spans.append(_span(request, known, holdings, forks.get(request.id)))
+            prefills += 1  # it begins elsewhere than it ends
         else:  # what nearly every row of nearly every step is, so without detours
             slot = request.slot
             pages = request.pages[: holdings.pages_for(known)]
@@ -55,9 +58,12 @@ def deal_spans(
     left = config.max_num_batched_tokens - len(spans)
     grid = config.chunk_size if left >= config.chunk_size else 1
     for request in behind:
+        if config.max_prefill_spans is not None and prefills >= config.max_prefill_spans:
+            break
         end = _segment_end(request, left, grid, saves_inside)
         if end > request.computed:
             left -= end - request.computed
+            prefills += 1
             span = _span(request, end, holdings)
             spans.append(_with_saves(span, request) if saves_inside else span)
     return spans

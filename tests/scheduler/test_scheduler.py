@@ -68,6 +68,16 @@ def test_decode_rows_that_leave_less_than_a_chunk_do_not_stop_prefill():
     engine.check_exact()
 
 
+def test_a_step_works_on_so_many_prompts_and_the_others_wait_their_turn():
+    engine = ToyEngine(num_slabs=60, chunk_size=4, max_prefill_spans=2)
+    for i in range(5):
+        engine.add(prompt_of(6, i), 3, seed=i)
+    engine.drain()
+    begun = [[span.request_id for span in plan.spans if len(span.tokens) > 1] for plan in engine.plans]
+    assert [ids for ids in begun if ids] == [[0, 1], [2, 3], [4]]
+    engine.check_exact()
+
+
 def test_cp_09_copies_of_one_prompt_are_cut_at_the_same_places():
     """CP-09: 8 copies in one batch, budget not a multiple of anything: every cut lies on the grid."""
     engine = ToyEngine(num_slabs=60, chunk_size=8, max_num_batched_tokens=50)

@@ -145,6 +145,7 @@ class ToyEngine:
         max_num_seqs: int = 100,
         max_num_batched_tokens: int = 64,
         max_model_len: int = 10_000,
+        max_prefill_spans: int | None = None,
         policy: str | None = None,
         order: str = "expected",
         saves_inside: bool = False,
@@ -153,7 +154,9 @@ class ToyEngine:
     ) -> None:
         """`policy` and `order`: of the prefix cache; None: there is none. `host_bytes`, `delay`: of its host
         tier; 0 bytes: there is none."""
-        self.config = SchedulerConfig(chunk_size, max_num_seqs, max_num_batched_tokens, max_model_len)
+        self.config = SchedulerConfig(
+            chunk_size, max_num_seqs, max_num_batched_tokens, max_model_len, max_prefill_spans
+        )
         self.retired: list[tuple[str, int]] = []
         self.arena = Arena(
             layout or make_layout(), num_slabs, lambda name, ids: self.retired.extend((name, i) for i in ids)
