@@ -329,6 +329,24 @@ def profile(
     show_profile(llm, batches, context, prompts, out, as_json)
 
 
+@app.command()
+def verify(
+    model: ModelFolder = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few short prompts a check.")] = False,
+    seed: Annotated[int, typer.Option(help="Draws prompts and positions.")] = 0,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    state_dtype: StateDtype = "auto",
+    kv_dtype: KvDtype = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Whether answers from the prefix cache are those of a recompute, with this model on this machine."""
+    from denim.commands.verify.report import show_verify
+
+    if not show_verify(model, device, dtype, state_dtype, kv_dtype, seed, quick, as_json):
+        raise typer.Exit(OTHER_ERROR)
+
+
 study = typer.Typer(
     help="Measurements of the method itself: a table, a JSON file and a picture each.", no_args_is_help=True
 )

@@ -1,0 +1,1 @@
+"""`denim verify`: whether requests that begin from the prefix cache give what a recompute gives, here."""
