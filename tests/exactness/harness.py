@@ -26,6 +26,7 @@ DEVICE = os.environ.get("DENIM_TEST_DEVICE", "cpu")  # of the engines; the refer
 
 BUMP_GROWTH = 1.3
 MOST_STEPS = 20_000
+PUSHED_EACH = 7  # steps
 
 
 class Case(NamedTuple):
@@ -53,6 +54,8 @@ class Way:
     recycled: before the first request others have used the memory, and were aborted or ended.
     warm: the same requests have run before, in the same way; these here begin from what those left.
     moving: before every step some live entries move to other places.
+    pushed: before every few steps all checkpoints are pushed out of the arena, and whatever lies in a lower tier
+        is brought up from there, however short it is.
     forks: completions asked of every request that asks for one; all must be alike (greedy) or equal what
         the request with the next seed gives (random).
     shuffled: requests come in another order, with random priorities.
@@ -66,6 +69,7 @@ class Way:
     recycled: bool = False
     warm: bool = False
     moving: bool = False
+    pushed: bool = False
     forks: int = 1
     shuffled: bool = False
     seed: int = 0
@@ -99,6 +103,11 @@ def warm(policy: str) -> Change:
     return lambda way: replace(way, warm=True).with_options(checkpoint_policy=policy)
 
 
+def pushed(**options: Any) -> Change:
+    """Checkpoints live in lower tiers, and come up from there."""
+    return lambda way: replace(way, pushed=True).with_options(**options)
+
+
 AXES: dict[str, dict[str, Change]] = {
     "segments": {
         "whole": change(),
@@ -112,6 +121,7 @@ AXES: dict[str, dict[str, Change]] = {
         "cold": change(),
         **{name: warm(name) for name in ("auto", "ends", "align", "all")},
     },
+    "tiers": {"none": change(), "host": pushed(host_memory="16MiB")},
     "slots": {"fresh": change(), "recycled": change(recycled=True)},
     "forks": {"1": change(), "3": change(forks=3)},
     "order": {"given": change(), "shuffled": change(shuffled=True)},
@@ -190,7 +200,10 @@ def make_core(folder: Path, cases: Sequence[Case], way: Way) -> EngineCore:
     longest = max(len(case.prompt) + (case.params.max_tokens or 0) for case in cases)
     options = {"max_model_len": longest, "max_num_seqs": 64, "debug": True, "device": DEVICE, **way.options}
     loaded = load(EngineOptions.of(model=folder, **options))
-    page_size, records = options.get("page_size", EngineOptions.page_size), options.get("deferred_writes") or 0
+    page_size, records = (
+        options.get("page_size", EngineOptions.page_size),
+        options.get("deferred_writes") or 0,
+    )
     if not any(layer.mixer.record_tensors(2) for layer in loaded.spec.layers):
         options.pop("deferred_writes", None)  # refused where no layer can defer its writes
     layout = ArenaLayout.of(loaded.spec, page_size, records=records)
@@ -200,6 +213,9 @@ def make_core(folder: Path, cases: Sequence[Case], way: Way) -> EngineCore:
     core = EngineCore(EngineOptions.of(model=folder, **options, memory=slabs * layout.slab_bytes), loaded)
     if way.swap:
         core.scheduler._recompute_cheaper = lambda tokens: False
+    tiers = core.scheduler.prefixes.tiers
+    if way.pushed and tiers is not None:
+        tiers._pays = lambda start, end, nbytes, tier: True
     return core
 
 
@@ -257,6 +273,8 @@ class _Driver:
                 next_bump += gap
             if self.way.moving:
                 self._move_entries()
+            if self.way.pushed and step % PUSHED_EACH == 0:
+                self._push_out()
             self.core.step()
             self._note_preemptions()
             step += 1
@@ -276,6 +294,11 @@ class _Driver:
             n = min(3, len(held), len(free))
             if n:
                 compactor._move(size.name, self.chance.sample(held, n), self.chance.sample(free, n))
+
+    def _push_out(self) -> None:
+        cache = self.core.scheduler.prefixes.cache
+        while cache is not None and (victim := cache.order.victim(None)) is not None:
+            cache.evict(victim)
 
     def _running(self) -> bool:
         return any(id_ in self.core.requests for id_ in self._case_of)

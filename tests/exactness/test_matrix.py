@@ -66,6 +66,7 @@ def test_every_pair_of_ways(
     judge_run(models[name].judge, CASES, outcome, cold[name])
     assert_preempted(row, outcome)
     assert_hit(row, outcome)
+    assert_loaded(row, outcome)
 
 
 def assert_preempted(row: Crossing, outcome: Run) -> None:
@@ -95,6 +96,13 @@ def assert_hit(row: Crossing, outcome: Run) -> None:
             assert cached == [
                 0 if skip else len(case.prompt) - 1 for case, skip in zip(CASES, scored, strict=True)
             ]
+
+
+def assert_loaded(row: Crossing, outcome: Run) -> None:
+    """Where requests run twice, what the first time left is used from the tier that it was pushed to."""
+    named = dict(zip(AXES, row.names, strict=True))
+    if named["tiers"] == "host" and named["prefixes"] in ("auto", "ends") and named["memory"] != "tight":
+        assert outcome.stats["tiers"]["host"]["loaded"] > 0
 
 
 def test_the_design_has_every_pair() -> None:
