@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from denim.server.attention import attended
+from denim.server.base_model import json_response
 from denim.server.chat_job import ChatJob, chat_job
 from denim.server.chat_schema import (
     ChatAnswer,
@@ -29,7 +30,7 @@ from denim.server.logprobs import Report, chat_logprobs
 from denim.server.record import RequestRecord, record_of
 from denim.server.reply import Call, Reply
 from denim.server.reply_parts import AnswerText, ReasoningText, ReplyPart, ToolCallArguments, ToolCallStart
-from denim.server.schema import ERRORS, Usage, json_response
+from denim.server.schema import ERRORS, Usage
 from denim.server.serving import Serving, serving_of
 from denim.server.streaming import DONE, event, event_stream
 
@@ -50,6 +51,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
         no_store=bool(body.no_store),
+        form=body.form,
     )
     answer = _Answer(serving, record, body, job, f"chatcmpl-{record.request_id}", model)
     if body.stream:

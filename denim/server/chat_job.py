@@ -6,6 +6,7 @@ Owns this one step, which all chat APIs share.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from denim.engine.tokenizer import need_tokenizer
@@ -17,6 +18,7 @@ from denim.server.generation import Job
 from denim.server.reply import Reply
 from denim.server.reply_parser import ReplyParser, parser_for
 from denim.server.serving import Serving
+from denim.server.structured import behind_reasoning
 
 
 class ChatJob(NamedTuple):
@@ -40,6 +42,7 @@ async def chat_job(
         error.param = error.param or "messages"
         raise
     thinking = reasoning.begins_inside(prompt.text or "")
+    params = replace(params, structured=behind_reasoning(params.structured, thinking))
 
     def new_parser() -> ReplyParser:
         return parser_for(tokenizer.chat_template, tools=conversation.tools, thinking=thinking)

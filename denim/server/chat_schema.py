@@ -8,8 +8,9 @@ from pydantic import ConfigDict, Field
 
 from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
+from denim.server.base_model import ApiModel
 from denim.server.logprobs import ChatLogprobs
-from denim.server.schema import ApiModel, SamplingFields, StreamOptions, Usage
+from denim.server.schema import SamplingFields, StreamOptions, Usage
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]

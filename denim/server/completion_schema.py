@@ -8,8 +8,9 @@ from pydantic import Field
 
 from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
+from denim.server.base_model import ApiModel
 from denim.server.logprobs import CompletionLogprobs, PromptLogprob
-from denim.server.schema import ApiModel, SamplingFields, StreamOptions, Usage
+from denim.server.schema import SamplingFields, StreamOptions, Usage
 
 DEFAULT_MAX_TOKENS = 16  # the API's
 

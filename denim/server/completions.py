@@ -17,6 +17,7 @@ from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import ReadPrompt
 from denim.errors import RequestError
 from denim.server.attention import attended
+from denim.server.base_model import json_response
 from denim.server.completion_schema import (
     Completion,
     CompletionChoice,
@@ -27,7 +28,7 @@ from denim.server.generation import Job, generate
 from denim.server.json_body import JsonRoute
 from denim.server.logprobs import Report, completion_logprobs, prompt_logprobs
 from denim.server.record import RequestRecord, record_of
-from denim.server.schema import ERRORS, Usage, json_response
+from denim.server.schema import ERRORS, Usage
 from denim.server.serving import Serving, serving_of
 from denim.server.streaming import DONE, event, event_stream
 
@@ -49,6 +50,7 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
         body.cache_salt,
         body.cache_control or (),
         bool(body.no_store),
+        body.form,
     )
     answer = _Answer(serving, record, body, job, f"cmpl-{record.request_id}", model)
     if body.stream:

@@ -16,16 +16,19 @@ from typing import NamedTuple
 
 from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import ReadPrompt
+from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
 from denim.server.errors import ApiError
 from denim.server.limits import Place
 from denim.server.record import RequestRecord
 from denim.server.serving import Serving
+from denim.structured_output import KINDS as FORMS
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a request wants of the engine. Every prompt gets `params.n` completions."""
+    """What a request wants of the engine. Every prompt gets `params.n` completions. `form`: the field of the
+    request that asks for structured output."""
 
     prompts: Sequence[ReadPrompt]
     params: SamplingParams
@@ -33,6 +36,7 @@ class Job:
     cache_salt: str | None = None
     cache_control: Sequence[int] = ()
     no_store: bool = False
+    form: str = "response_format"
 
 
 class ChoiceDelta(NamedTuple):
@@ -82,15 +86,21 @@ def _check_lengths(serving: Serving, prompts: Sequence[ReadPrompt]) -> None:
 
 async def _stream(serving: Serving, job: Job, prompt: ReadPrompt) -> AsyncGenerator[StreamDelta]:
     """The engine's deltas for one prompt."""
-    async with await serving.engine.submit(
-        prompt,
-        job.params,
-        uuid.uuid4().hex,
-        priority=job.priority,
-        cache_salt=job.cache_salt,
-        cache_control=job.cache_control,
-        no_store=job.no_store,
-    ) as stream:
+    try:
+        reply = await serving.engine.submit(
+            prompt,
+            job.params,
+            uuid.uuid4().hex,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+            cache_control=job.cache_control,
+            no_store=job.no_store,
+        )
+    except RequestError as error:
+        if error.param in FORMS:
+            error.param = job.form
+        raise
+    async with reply as stream:
         async for delta in stream:
             yield delta
 
@@ -100,6 +110,7 @@ def _note_tokens(
 ) -> None:
     now = time.monotonic()
     record.completion_tokens += tokens
+    serving.metrics.note_generated(tokens)
     if choice in last:
         serving.metrics.inter_token.observe((now - last[choice]) / tokens)
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from denim.engine.outputs import Logprob
-from denim.server.schema import ApiModel
+from denim.server.base_model import ApiModel
 
 LEAST = -9999.0
 """For minus infinity, which JSON does not have; the OpenAI API's own number for it."""

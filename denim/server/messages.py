@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from denim.server.attention import attended
+from denim.server.base_model import json_response
 from denim.server.chat_job import ChatJob, chat_job
 from denim.server.generation import generate
 from denim.server.json_body import JsonRoute
@@ -30,7 +31,6 @@ from denim.server.messages_schema import (
 from denim.server.record import RequestRecord, record_of
 from denim.server.reply import Reply, call_arguments
 from denim.server.reply_parts import AnswerText, ReasoningText, ReplyPart, ToolCallArguments, ToolCallStart
-from denim.server.schema import json_response
 from denim.server.serving import Serving, serving_of
 from denim.server.streaming import event, event_stream
 
@@ -52,6 +52,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
         no_store=bool(body.no_store),
+        form="output_config.format",
     )
     answer = _Answer(serving, record, job, f"msg_{record.request_id}", model)
     if body.stream:

@@ -8,8 +8,10 @@ from pydantic import Field
 
 from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
+from denim.server.base_model import ApiModel
 from denim.server.chat_schema import CacheControl
-from denim.server.schema import ApiModel, checked_stop
+from denim.server.schema import checked_stop
+from denim.server.structured import json_schema_output
 
 
 class TextBlock(ApiModel):
@@ -87,7 +89,13 @@ class Thinking(ApiModel):
     display: str | None = None
 
 
+class OutputFormat(ApiModel):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
 class OutputConfig(ApiModel):
+    format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         default=None, description="For the chat template, as reasoning_effort."
     )
@@ -133,6 +141,9 @@ class MessagesRequest(MessageFields):
         names = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "min_tokens")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         stops = checked_stop("stop_sequences", self.stop_sequences)
+        form = self.output_config.format if self.output_config is not None else None
+        if form is not None:
+            given["structured"] = json_schema_output("output_config.format", form.schema_)
         return SamplingParams(max_tokens=self.max_tokens, stop=stops, **given)
 
     def check(self) -> None:

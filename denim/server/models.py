@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 
+from denim.server.base_model import ApiModel
 from denim.server.errors import ApiError
 from denim.server.json_body import JsonRoute
-from denim.server.schema import ERRORS, ApiModel
+from denim.server.schema import ERRORS
 from denim.server.serving import Serving, serving_of
 
 router = APIRouter(route_class=JsonRoute, tags=["models"], responses=ERRORS)

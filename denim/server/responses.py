@@ -15,6 +15,7 @@ from fastapi import Response as HttpResponse
 
 from denim.engine.outputs import StreamDelta
 from denim.server.attention import attended
+from denim.server.base_model import json_response
 from denim.server.chat_job import ChatJob, chat_job
 from denim.server.generation import generate
 from denim.server.json_body import JsonRoute
@@ -31,7 +32,7 @@ from denim.server.responses_schema import (
     ResponsesUsage,
     TextOptions,
 )
-from denim.server.schema import ERRORS, json_response
+from denim.server.schema import ERRORS
 from denim.server.serving import Serving, serving_of
 from denim.server.streaming import event, event_stream
 
@@ -51,6 +52,7 @@ async def respond(body: ResponsesRequest, request: Request) -> HttpResponse:
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
         no_store=bool(body.no_store),
+        form="text.format",
     )
     answer = _Answer(serving, record, body, job, model)
     if body.stream:

@@ -9,8 +9,16 @@ from pydantic import Tag as UnionTag
 
 from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
+from denim.server.base_model import ApiModel
 from denim.server.chat_schema import ContentPart
-from denim.server.schema import ApiModel, checked_stop
+from denim.server.schema import checked_stop
+from denim.server.structured import (
+    JsonObjectFormat,
+    TextFormat,
+    json_schema_output,
+    structured_output,
+)
+from denim.structured_output import StructuredOutput
 
 NOT_KEPT = "nothing is stored between requests; send the whole conversation as input"
 
@@ -97,12 +105,20 @@ class Reasoning(ApiModel):
     )
 
 
-class PlainText(ApiModel):
-    type: Literal["text"] = "text"
+class NamedSchemaFormat(ApiModel):
+    """`strict` is without effect: a schema always holds."""
+
+    type: Literal["json_schema"]
+    name: str
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
 
 
 class TextOptions(ApiModel):
-    format: PlainText | None = None
+    format: TextFormat | JsonObjectFormat | NamedSchemaFormat | None = Field(
+        default=None, discriminator="type"
+    )
     verbosity: Literal["low", "medium", "high"] | None = Field(default=None, description="Without effect.")
 
 
@@ -160,6 +176,12 @@ class ResponsesRequest(ApiModel):
     def wants_logprobs(self) -> bool:
         return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
 
+    def _structured(self) -> StructuredOutput | None:
+        form = self.text.format if self.text is not None else None
+        if isinstance(form, NamedSchemaFormat):
+            return json_schema_output("text.format", form.schema_)
+        return structured_output(form)
+
     def params(self) -> SamplingParams:
         """Raises RequestError."""
         names = (
@@ -171,6 +193,7 @@ class ResponsesRequest(ApiModel):
             max_tokens=self.max_output_tokens,
             logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
             stop=checked_stop("stop", self.stop),
+            structured=self._structured(),
             **given,
         )
 

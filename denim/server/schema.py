@@ -1,31 +1,21 @@
 """What the bodies of several APIs have in common.
 
-Owns strictness (no unknown field, no silent conversion), the sampling fields and the usage. Ranges are
-checked by `SamplingParams`, once.
+Owns the sampling fields, the usage and the errors. Ranges are checked by `SamplingParams`, once.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
+from denim.server.base_model import ApiModel
+from denim.server.structured import ResponseFormat, StructuredOutputs, structured_output
 
 MOST_STOPS, LONGEST_STOP = 64, 1024
 """Stop strings of a request, and their characters: each costs time with every token."""
-
-
-class ApiModel(BaseModel):
-    """A body or a part of one: unknown fields and wrong types are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-
-
-def json_response(model: BaseModel) -> Response:
-    return Response(model.model_dump_json(), media_type="application/json")
 
 
 class SamplingFields(ApiModel):
@@ -50,6 +40,12 @@ class SamplingFields(ApiModel):
     include_stop_str_in_output: bool | None = Field(default=None, description="Default: false.")
     prompt_logprobs: int | None = Field(default=None, description="0 to 20; not in streams.")
     return_token_ids: bool | None = Field(default=None, description="Also answer with token ids.")
+    response_format: ResponseFormat | None = Field(
+        default=None, discriminator="type", description="JSON, or JSON by a schema."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None, description="vLLM's: json, regex, choice, grammar, …"
+    )
     priority: int | None = Field(default=None, description="Lower goes first.")
     cache_salt: str | None = Field(
         default=None, description="Requests of other salts share no prefix with this."
@@ -58,8 +54,14 @@ class SamplingFields(ApiModel):
     user: str | None = Field(default=None, description="Without effect.")
     metadata: dict[str, Any] | None = Field(default=None, description="Without effect.")
 
+    @property
+    def form(self) -> str:
+        """The field that asks for structured output."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
     def sampling(self, **more: Any) -> SamplingParams:
         """Raises RequestError for a value out of range."""
+        more["structured"] = structured_output(self.response_format, self.structured_outputs)
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         if self.logit_bias is not None:
             given["logit_bias"] = {_token(key): bias for key, bias in self.logit_bias.items()}

@@ -10,10 +10,11 @@ from pydantic import Field
 
 from denim.engine.tokenizer import need_tokenizer
 from denim.errors import RequestError
+from denim.server.base_model import ApiModel
 from denim.server.chat_schema import ChatMessage, Tool
 from denim.server.conversation import conversation
 from denim.server.json_body import JsonRoute
-from denim.server.schema import ERRORS, ApiModel
+from denim.server.schema import ERRORS
 from denim.server.serving import serving_of
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"], responses=ERRORS)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
@@ -253,6 +255,15 @@ def test_a_mark_is_where_another_question_begins(client: openai.OpenAI) -> None:
         ({"messages": [*HELLO, {"role": "system", "content": "x"}]}, "messages", "must be the first message"),
         ({"messages": [{"role": "user", "content": "word " * 5000}]}, "messages", "max_model_len=4096"),
         ({"cache_salt": ""}, "cache_salt", "not empty"),
+        ({"response_format": {"type": "xml"}}, "response_format", "'json_schema'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Missing"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "?"}}}},
+         "response_format", "?"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs", "regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+         "structured_outputs", "not both"),
         ({"model": "gpt-9"}, "model", "'gpt-9' is not served here; there is 'denim-tiny'"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -278,6 +289,67 @@ def test_fields_with_null_are_left_out(client: openai.OpenAI) -> None:
     nulls = dict.fromkeys(ChatRequest.model_fields.keys() - required)
     answer = client.post("/chat/completions", body=nulls | SHORT, cast_to=object)
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+# Structured output
+
+
+class City(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=20)
+    people: int = pydantic.Field(ge=0, le=9999)
+
+
+CITY = {"name": "city", "schema": City.model_json_schema(), "strict": True}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": CITY}
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_json_by_a_schema(client: openai.OpenAI, thinks: bool) -> None:
+    """Behind the reasoning, where there is some."""
+    body = SHORT | {"max_tokens": 400, "extra_body": {} if thinks else SILENT}
+    choice = client.chat.completions.create(response_format=JSON_SCHEMA, **body).choices[0]
+    assert choice.finish_reason == "stop"
+    City.model_validate_json(choice.message.content)
+    assert bool(choice.message.reasoning_content) == thinks
+    assert text_of(chunks_of(client, response_format=JSON_SCHEMA, **body)) == choice.message.content
+
+
+def test_the_helper_of_the_client_parses(client: openai.OpenAI) -> None:
+    body = SHORT | {"max_tokens": 100, "extra_body": SILENT}
+    answer = client.chat.completions.parse(response_format=City, **body)
+    assert isinstance(answer.choices[0].message.parsed, City)
+
+
+def test_json_of_any_kind(client: openai.OpenAI) -> None:
+    body = SHORT | {"max_tokens": 300, "n": 3, "temperature": 1.0, "seed": 1, "extra_body": SILENT}
+    for choice in client.chat.completions.create(response_format={"type": "json_object"}, **body).choices:
+        if choice.finish_reason == "stop":
+            assert isinstance(json.loads(choice.message.content), dict)
+        else:
+            assert choice.message.content.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"regex": "[a-c]{3}-[0-9]{2}"}, "[a-c]{3}-[0-9]{2}"),
+        ({"choice": ["Berlin", "Bern"]}, "Berlin|Bern"),
+        ({"grammar": 'root ::= "yes" | "no"'}, "yes|no"),
+        ({"json": {"type": "integer", "minimum": 10, "maximum": 20}}, "1[0-9]|20"),
+    ],
+    ids=str,
+)
+def test_vllm_s_structured_outputs(client: openai.OpenAI, form: dict[str, Any], pattern: str) -> None:
+    body = SHORT | {"temperature": 1.0, "seed": 3, "n": 4}
+    choices = client.chat.completions.create(**body, extra_body=SILENT | {"structured_outputs": form}).choices
+    for choice in choices:
+        assert re.fullmatch(pattern, choice.message.content)
+        assert choice.finish_reason == "stop"
+
+
+def test_plain_text_is_a_format_too(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**SHORT, response_format={"type": "text"}, extra_body=SILENT)
+    assert answer.choices[0].message.content
 
 
 # Tool calls: denim-tiny knows none, so a script speaks

@@ -226,3 +226,9 @@ def test_a_missing_prompt(client: openai.OpenAI) -> None:
 def test_embeddings_are_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="embeddings are not served"):
         client.embeddings.create(model="denim-tiny", input="x")
+
+
+def test_a_completion_by_a_regular_expression(client: openai.OpenAI) -> None:
+    extra = {"structured_outputs": {"regex": "[0-9]{4}"}}
+    text = client.completions.create(prompt="In the year ", extra_body=extra, **SHORT).choices[0].text
+    assert len(text) == 4 and text.isdecimal()

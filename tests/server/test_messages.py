@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,6 +126,14 @@ def test_a_mark_on_the_whole_request(script: ScriptedEngine, caller: anthropic.A
     assert not script.added[-1].prompt.marks
     caller.messages.create(**body, extra_body={"cache_control": EPHEMERAL})
     assert script.added[-1].prompt.marks
+
+
+def test_json_by_a_schema(claude: anthropic.Anthropic) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}
+    form = {"type": "json_schema", "schema": schema}
+    body = SHORT | {"max_tokens": 300, "output_config": {"format": form}}
+    message = claude.messages.create(**body, extra_body=GREEDY)
+    assert json.loads(message.content[0].text)["n"] <= 99
 
 
 def test_a_tool_call_and_its_result(script: ScriptedEngine, caller: anthropic.Anthropic) -> None:

@@ -122,6 +122,17 @@ def test_logprobs(client: openai.OpenAI) -> None:
     assert [entry.token for entry in told] == [entry.token for entry in part.logprobs][: len(told)]
 
 
+def test_json_by_a_schema(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}
+    form = {"type": "json_schema", "name": "number", "schema": schema, "strict": True}
+    body = SHORT | {"max_output_tokens": 300, "reasoning": {"effort": "none"}, "text": {"format": form}}
+    response = client.responses.create(input="hello", **body)
+    assert json.loads(response.output_text)["n"] <= 99
+    assert response.text.format.schema_ == schema
+    plain = client.responses.create(input="hello", **body | {"text": {"format": {"type": "text"}}})
+    assert plain.output_text
+
+
 def test_a_tool_call_and_its_result(script: ScriptedEngine, caller: openai.OpenAI) -> None:
     script.say(f"I look.\n{CALL}")
     ask: dict[str, Any] = {"model": "scripted", "tools": TOOLS}
