@@ -9,7 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -17,6 +21,7 @@ from denim.errors import ConfigError
 
 try:
     import uvicorn
+    import uvloop
     from fastapi import FastAPI
 
     from denim.server.app import create_app
@@ -39,10 +44,11 @@ def serve(engine_options: dict[str, Any], server_options: dict[str, Any], quiet:
     """Serve until SIGTERM or SIGINT. Options: see `EngineOptions` and `ServerOptions`. Raises ConfigError or
     CapacityError when that cannot work."""
     options = ServerOptions(**server_options)
-    set_up_log(options.log_format, logging.WARNING if quiet else logging.INFO)
-    with _listener(options) as listener:
-        engine = EngineClient(**engine_options)
-        asyncio.run(_serve(engine, options, listener))
+    log_setup = partial(set_up_log, options.log_format, logging.WARNING if quiet else logging.INFO)
+    log_setup()
+    with _listener(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        engine = EngineClient(**engine_options, log_setup=log_setup)
+        runner.run(_serve(engine, options, listener))
 
 
 async def _serve(engine: EngineClient, options: ServerOptions, listener: socket.socket) -> None:
@@ -69,6 +75,14 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self._serving: Serving = app.state.serving
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Both signals end the server in order, and the command with success; a second Ctrl-C at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:

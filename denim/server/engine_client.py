@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from denim.engine.facts import EngineFacts
@@ -23,7 +24,7 @@ from denim.engine.options import EngineOptions
 from denim.engine.tokenizer import load_tokenizer
 from denim.engine.unavailable import EngineClosedError, EngineDiedError
 from denim.errors import DenimError
-from denim.server.engine_process import PIECE, Failed, Ready
+from denim.server.engine_process import PIECE, Failed, Ready, Start
 from denim.server.frames import FrameReader, packed
 
 log = logging.getLogger("denim")
@@ -50,7 +51,7 @@ class _Engine(NamedTuple):
     end: socket.socket
 
     @classmethod
-    def start(cls, options: EngineOptions) -> _Engine:
+    def start(cls, order: Start) -> _Engine:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -62,7 +63,7 @@ class _Engine(NamedTuple):
                 | os.environ
                 | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
-        ours.sendall(packed([options]))
+        ours.sendall(packed([order]))
         return cls(process, ours)
 
     def wait_ready(self) -> EngineFacts:
@@ -103,12 +104,16 @@ class EngineClient(EngineFront):
     get EngineDiedError too.
     """
 
-    def __init__(self, model: Any = None, **options: Any) -> None:
+    def __init__(
+        self, model: Any = None, *, log_setup: Callable[[], None] = show_log, **options: Any
+    ) -> None:
+        """`log_setup` says where the log lines of the engine's process go; it is called there."""
         show_log()
-        self._options = EngineOptions.of(model=model, **options)
-        self._engine = _Engine.start(self._options)
+        engine_options = EngineOptions.of(model=model, **options)
+        self._order = Start(engine_options, log_setup)
+        self._engine = _Engine.start(self._order)
         try:
-            tokenizer = load_tokenizer(self._options.folder)  # while the process loads the weights
+            tokenizer = load_tokenizer(engine_options.folder)  # while the process loads the weights
             facts = self._engine.wait_ready()
         except BaseException:
             self._engine.kill()
@@ -193,7 +198,7 @@ class EngineClient(EngineFront):
         pause = FIRST_PAUSE
         while True:
             try:
-                self._engine = _Engine.start(self._options)
+                self._engine = _Engine.start(self._order)
                 self._learn(await asyncio.to_thread(self._engine.wait_ready))
                 break
             except DenimError as error:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from denim.engine.engine_loop import EngineLoop
 from denim.engine.facts import EngineFacts
-from denim.engine.log import show_log
 from denim.engine.messages import Close, Event
 from denim.engine.options import EngineOptions
 from denim.errors import DenimError
@@ -24,14 +23,21 @@ from denim.server.frames import FrameReader, packed
 PIECE = 256 * 1024  # bytes read at once
 
 
+class Start(NamedTuple):
+    """The first message to the process. `log_setup` is called in it."""
+
+    options: EngineOptions
+    log_setup: Callable[[], None]
+
+
 class Ready(NamedTuple):
-    """The first message of a process that serves."""
+    """The first message from a process that serves."""
 
     facts: EngineFacts
 
 
 class Failed(NamedTuple):
-    """The only message of a process that cannot serve what was asked for."""
+    """The only message from a process that cannot serve what was asked for."""
 
     error: DenimError
 
@@ -64,17 +70,16 @@ class Pipe:
 
 
 def main() -> None:
-    """Body of the process. Its argument is the number of the file that is its end of the pair; the first
-    message there is the options of the engine."""
+    """Body of the process. Its argument is the number of the file that is its end of the pair."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    show_log()
     pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
-    options = pipe.receive(wait=True)[0]
-    if not isinstance(options, EngineOptions):
+    order = pipe.receive(wait=True)[0]
+    if not isinstance(order, Start):
         return  # the server is gone already
+    order.log_setup()
     try:
-        loop = EngineLoop(options, pipe.receive, pipe.send)
+        loop = EngineLoop(order.options, pipe.receive, pipe.send)
     except DenimError as error:
         pipe.send([Failed(error)])
         return
