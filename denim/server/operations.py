@@ -13,9 +13,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 import denim
 from denim.errors import DenimError
+from denim.server.base_model import ApiModel
 from denim.server.json_body import JsonRoute
 from denim.server.metrics import ServerState
-from denim.server.schema import ERRORS, ApiModel
+from denim.server.schema import ERRORS
 from denim.server.serving import Serving, serving_of
 
 open_router = APIRouter(tags=["operations"], responses=ERRORS)
