@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import denim
 from denim.engine.front import EngineFront
-from denim.server import chat, completions, messages, models, operations, responses, tokens
+from denim.server import chat, completions, dashboard, messages, models, operations, responses, tokens
 from denim.server.access import AccessLayer
 from denim.server.errors import install_error_handlers
 from denim.server.keys import check_key
@@ -19,6 +19,7 @@ from denim.server.limits import Gate
 from denim.server.metrics import Metrics
 from denim.server.options import ServerOptions
 from denim.server.serving import Serving
+from denim.web.pages import assets
 
 DESCRIPTION = "An inference engine for hybrid linear-attention language models, behind the OpenAI API."
 API = (chat, completions, responses, messages, models, tokens)
@@ -44,8 +45,10 @@ def create_app(engine: EngineFront, options: ServerOptions | None = None) -> Fas
     app.state.serving = Serving(engine, options, Gate(options), metrics, names)
     install_error_handlers(app)
     guarded = APIRouter(dependencies=[Depends(check_key)])
-    for part in (*API, operations):
+    for part in (*API, operations, dashboard):
         guarded.include_router(part.router)
     app.include_router(guarded)
-    app.include_router(operations.open_router)
+    for part in (operations, dashboard):
+        app.include_router(part.open_router)
+    app.mount("/assets", assets())
     return app

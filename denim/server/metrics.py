@@ -26,9 +26,9 @@ QUEUES = ("running", "waiting", "swapped")
 
 
 class ServerState(NamedTuple):
-    """prompts_in_work: taken on and not over. tasks: on the event loop. crashes: of the engine's process."""
+    """completions_in_work: taken on and not over. tasks: on the event loop. crashes: of the engine's process."""
 
-    prompts_in_work: int
+    completions_in_work: int
     tasks: int
     crashes: int
 
@@ -58,8 +58,20 @@ class Metrics:
         self.inter_token = Histogram(
             "denim_inter_token_seconds", "Between two tokens.", buckets=TOKEN_BUCKETS, registry=registry
         )
+        self._generated = Counter(
+            "denim_generated_tokens", "Tokens generated, as they come.", registry=registry
+        )
         self._engine = _EngineStats(facts)
         registry.register(self._engine)
+
+    def note_generated(self, tokens: int) -> None:
+        """Count tokens of a request that still runs."""
+        self._generated.inc(tokens)
+
+    @property
+    def generated_tokens(self) -> float:
+        """Tokens generated so far."""
+        return next(iter(self._generated.collect())).samples[0].value
 
     def note_request(self, record: RequestRecord, path: str, seconds: float) -> None:
         """Count a request that is over. `path` is a route's, so that there are not endlessly many."""
@@ -94,7 +106,7 @@ class _EngineStats(Collector):
         facts = {name: str(value) for name, value in vars(self._facts).items()}
         yield InfoMetricFamily("denim_engine", "What the engine is; values in force.", value=facts)
         in_work, tasks, crashes = self.server
-        yield GaugeMetricFamily("denim_prompts_in_work", "Prompts that the server took on.", in_work)
+        yield GaugeMetricFamily("denim_completions_in_work", "Completions that the server took on.", in_work)
         yield GaugeMetricFamily("denim_server_tasks", "Tasks on the server's event loop.", tasks)
         yield CounterMetricFamily("denim_engine_crashes", "Times that the engine's process died.", crashes)
         stats = self.stats

@@ -46,6 +46,16 @@ def test_slab_changes_class_when_empty():
     arena.check()
 
 
+def test_slabs_are_reported_in_their_order():
+    arena = Arena(make_layout(pages=4, slots=2), 3)
+    assert arena.slabs() == [(None, 0, 0)] * 3
+    pages = arena.alloc_many(PAGE, 3)
+    arena.alloc(SLOT)
+    assert arena.slabs() == [(PAGE, 3, 4), (SLOT, 1, 2), (None, 0, 0)]
+    arena.release(PAGE, pages)
+    assert arena.slabs() == [(None, 0, 0), (SLOT, 1, 2), (None, 0, 0)]
+
+
 def test_use_gathers_in_partly_used_slabs():
     arena = Arena(make_layout(4, 1), 4)
     pages = arena.alloc_many(PAGE, 12)

@@ -3,11 +3,10 @@ keyboard, on a narrow window, in light and dark, without a network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from urllib.parse import parse_qs, urlparse
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from denim.ledger.cost import Ledger, ledger_of
 from denim.ledger.devices import DEVICES, find_device
@@ -19,8 +18,7 @@ from denim.memory.capacity_plan import CapacityPlan
 from denim.spec import ModelSpec, read_spec
 from denim.spec.dials import turned
 from denim.spec.published import published_configs
-
-Open = Callable[..., Page]
+from tests.browser import Open
 
 
 def published(name: str) -> ModelSpec:
@@ -249,11 +247,8 @@ def test_everything_is_reached_by_tab_and_has_a_name(explorer: str, open_page: O
     assert page.eval_on_selector_all("input, select", unnamed) == []
 
 
-def test_a_wrong_link_is_said_in_one_line(explorer: str, browser: Browser) -> None:
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(f"{explorer}/?layers=1000")
+def test_a_wrong_link_is_said_in_one_line(explorer: str, open_page: Open) -> None:
+    page = open_page(f"{explorer}/?layers=1000", expected="status of 422")
     expect(page.locator("#error")).to_contain_text("layers is 1000; choose one of 1, 2,")
     page.goto(f"{explorer}/?colour=red")
     expect(page.locator("#error")).to_have_text("colour='red': extra inputs are not permitted")
-    context.close()
