@@ -137,17 +137,18 @@ async def _merged(
             async for delta in only:
                 yield 0, delta
         return
-    arrived: asyncio.Queue[tuple[int, StreamDelta] | Exception | None] = asyncio.Queue()
+    # One at a time: what nobody has taken yet waits in the streams, which join it.
+    arrived: asyncio.Queue[tuple[int, StreamDelta] | Exception | None] = asyncio.Queue(1)
 
     async def pump(number: int, stream: AsyncGenerator[StreamDelta]) -> None:
         try:
             async with aclosing(stream) as source:
                 async for delta in source:
-                    arrived.put_nowait((number, delta))
+                    await arrived.put((number, delta))
         except Exception as error:
-            arrived.put_nowait(error)
+            await arrived.put(error)
         else:
-            arrived.put_nowait(None)
+            await arrived.put(None)
 
     tasks = [asyncio.ensure_future(pump(number, stream)) for number, stream in enumerate(streams)]
     try:
