@@ -116,7 +116,7 @@ def look(served: Served) -> dict[str, float]:
     held |= {f"{kind} free": stats[kind]["free"] for kind in ("slots", "pages", "slabs")}
     held |= {queue: stats[queue] for queue in ("running", "waiting", "swapped")}
     metrics = served.get("/metrics")[1].decode().splitlines()
-    for name in ("denim_server_tasks", "denim_prompts_in_work", "denim_engine_crashes_total"):
+    for name in ("denim_server_tasks", "denim_completions_in_work", "denim_engine_crashes_total"):
         (line,) = [line for line in metrics if line.startswith(f"{name} ")]
         held[name] = float(line.split()[1])
     for name, process in (("server", served.server), ("engine", served.engine)):

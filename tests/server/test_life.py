@@ -116,7 +116,7 @@ def test_who_hangs_up_while_waiting_leaves_nothing(served: Served, threads: Thre
     for one in leave:
         one.result()
     assert until(lambda: idle(served)) < 1  # AB-03
-    assert metric(served, "denim_prompts_in_work") == 0
+    assert metric(served, "denim_completions_in_work") == 0
     eight = [threads.submit(httpx.post, url(served), json=LONG, timeout=PATIENCE) for _ in range(8)]
     until(lambda: stats(served)["running"] == 8 or all(one.done() for one in eight))
     for one in eight:
