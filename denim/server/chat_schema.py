@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from denim.errors import RequestError
-from denim.sampling_params import SamplingParams
+from denim.sampling_params import MAX_LOGPROBS, SamplingParams
 from denim.server.base_model import ApiModel
 from denim.server.logprobs import ChatLogprobs
-from denim.server.schema import SamplingFields, StreamOptions, Usage
+from denim.server.schema import SamplingFields, StreamOptions, Usage, ranged
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -91,10 +91,10 @@ class ChatRequest(SamplingFields):
 
     messages: list[ChatMessage] = Field(min_length=1)
     model: str | None = None
-    max_completion_tokens: int | None = Field(default=None, description="Default: what the context leaves.")
-    max_tokens: int | None = Field(default=None, description="The older name of it.")
+    max_completion_tokens: int | None = ranged("Default: what the context leaves.", minimum=1)
+    max_tokens: int | None = ranged("The older name of it.", minimum=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, description="0 to 20; needs logprobs.")
+    top_logprobs: int | None = ranged("Needs logprobs.", minimum=0, maximum=MAX_LOGPROBS)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[Tool] | None = None

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from denim.errors import RequestError
-from denim.sampling_params import SamplingParams
+from denim.sampling_params import MAX_LOGPROBS, SamplingParams
 from denim.server.base_model import ApiModel
 from denim.server.logprobs import CompletionLogprobs, PromptLogprob
-from denim.server.schema import SamplingFields, StreamOptions, Usage
+from denim.server.schema import SamplingFields, StreamOptions, Usage, ranged
 
 DEFAULT_MAX_TOKENS = 16  # the API's
 
@@ -22,12 +22,8 @@ class CompletionRequest(SamplingFields):
 
     model: str | None = None
     prompt: Prompt
-    max_tokens: int | None = Field(
-        default=None, description="Default: 16. 0 with echo: only the prompt is scored."
-    )
-    logprobs: int | None = Field(
-        default=None, description="0 to 20: log-probabilities of so many likeliest tokens."
-    )
+    max_tokens: int | None = ranged("Default: 16. 0 with echo: only the prompt is scored.", minimum=0)
+    logprobs: int | None = ranged("Of so many likeliest tokens.", minimum=0, maximum=MAX_LOGPROBS)
     echo: bool | None = Field(default=None, description="The prompt is part of the text.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -10,7 +10,7 @@ from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
 from denim.server.base_model import ApiModel
 from denim.server.chat_schema import CacheControl
-from denim.server.schema import checked_stop
+from denim.server.schema import checked_stop, ranged
 from denim.server.structured import json_schema_output
 
 
@@ -121,12 +121,12 @@ class MessageFields(ApiModel):
 class MessagesRequest(MessageFields):
     """A conversation, to be answered."""
 
-    max_tokens: int
+    max_tokens: int = Field(json_schema_extra={"minimum": 1})
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    temperature: float | None = ranged("0 takes the likeliest token.", minimum=0)
+    top_p: float | None = ranged("The fewest likeliest tokens of so much.", exclusiveMinimum=0, maximum=1)
+    top_k: int | None = ranged("So many likeliest tokens; 0 or -1: all.", minimum=-1)
     metadata: dict[str, Any] | None = Field(default=None, description="Without effect.")
     service_tier: str | None = Field(default=None, description="Without effect.")
     seed: int | None = Field(default=None, description="Denim's, as the following ones.")

@@ -8,10 +8,10 @@ from pydantic import ConfigDict, Discriminator, Field
 from pydantic import Tag as UnionTag
 
 from denim.errors import RequestError
-from denim.sampling_params import SamplingParams
+from denim.sampling_params import MAX_LOGPROBS, SamplingParams
 from denim.server.base_model import ApiModel
 from denim.server.chat_schema import ContentPart
-from denim.server.schema import checked_stop
+from denim.server.schema import checked_stop, ranged
 from denim.server.structured import (
     JsonObjectFormat,
     TextFormat,
@@ -128,12 +128,10 @@ class ResponsesRequest(ApiModel):
     input: str | list[InputItem]
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = Field(default=None, description="Default: what the context leaves.")
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: int | None = Field(
-        default=None, description="0 to 20; with include message.output_text.logprobs."
-    )
+    max_output_tokens: int | None = ranged("Default: what the context leaves.", minimum=1)
+    temperature: float | None = ranged("0 takes the likeliest token.", minimum=0)
+    top_p: float | None = ranged("The fewest likeliest tokens of so much.", exclusiveMinimum=0, maximum=1)
+    top_logprobs: int | None = ranged("Log-probabilities of so many.", minimum=0, maximum=MAX_LOGPROBS)
     include: list[str] | None = Field(default=None, description="message.output_text.logprobs has an effect.")
     stream: bool | None = None
     stream_options: dict[str, Any] | None = Field(

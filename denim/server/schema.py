@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from denim.errors import RequestError
-from denim.sampling_params import SamplingParams
+from denim.sampling_params import MAX_LOGPROBS, MAX_N, SamplingParams
 from denim.server.base_model import ApiModel
 from denim.server.structured import ResponseFormat, StructuredOutputs, structured_output
 
@@ -18,27 +18,32 @@ MOST_STOPS, LONGEST_STOP = 64, 1024
 """Stop strings of a request, and their characters: each costs time with every token."""
 
 
+def ranged(description: str, **limits: float) -> Any:
+    """A field that may be left out, with its range for readers of the schema."""
+    return Field(default=None, description=description, json_schema_extra=dict(limits))
+
+
 class SamplingFields(ApiModel):
     """Fields of the OpenAI API and of vLLM that say how tokens are drawn, and Denim's wishes for the prefix
     cache. null is the same as leaving a field out."""
 
-    n: int | None = Field(default=None, description="Completions of each prompt.")
-    temperature: float | None = Field(default=None, description="At least 0; 0 takes the likeliest token.")
-    top_p: float | None = Field(default=None, description="Above 0, at most 1.")
-    top_k: int | None = Field(default=None, description="0 or -1: all tokens.")
-    min_p: float | None = Field(default=None, description="0 to 1.")
-    presence_penalty: float | None = Field(default=None, description="-2 to 2.")
-    frequency_penalty: float | None = Field(default=None, description="-2 to 2.")
-    repetition_penalty: float | None = Field(default=None, description="Above 0; 1 is neutral.")
-    seed: int | None = Field(default=None, description="64 bits. The same seed draws the same answer.")
+    n: int | None = ranged("Completions of each prompt.", minimum=1, maximum=MAX_N)
+    temperature: float | None = ranged("0 takes the likeliest token.", minimum=0)
+    top_p: float | None = ranged("The fewest likeliest tokens of so much.", exclusiveMinimum=0, maximum=1)
+    top_k: int | None = ranged("So many likeliest tokens; 0 or -1: all.", minimum=-1)
+    min_p: float | None = ranged("Tokens of so much of the likeliest one's.", minimum=0, maximum=1)
+    presence_penalty: float | None = ranged("On tokens that came.", minimum=-2, maximum=2)
+    frequency_penalty: float | None = ranged("On tokens, each time they came.", minimum=-2, maximum=2)
+    repetition_penalty: float | None = ranged("1 is neutral.", exclusiveMinimum=0)
+    seed: int | None = ranged("The same seed draws the same answer.", minimum=-(2**63), maximum=2**64 - 1)
     stop: str | list[str] | None = Field(default=None, description="Strings that end the text.")
     stop_token_ids: list[int] | None = Field(default=None, description="Tokens that end it.")
     ignore_eos: bool | None = Field(default=None, description="Go on past the model's end tokens.")
-    min_tokens: int | None = Field(default=None, description="No end before so many tokens.")
+    min_tokens: int | None = ranged("No end before so many tokens.", minimum=0)
     logit_bias: dict[str, float] | None = Field(default=None, description="Token id to -100 … 100.")
     skip_special_tokens: bool | None = Field(default=None, description="Default: true.")
     include_stop_str_in_output: bool | None = Field(default=None, description="Default: false.")
-    prompt_logprobs: int | None = Field(default=None, description="0 to 20; not in streams.")
+    prompt_logprobs: int | None = ranged("Of the prompt; not in streams.", minimum=0, maximum=MAX_LOGPROBS)
     return_token_ids: bool | None = Field(default=None, description="Also answer with token ids.")
     response_format: ResponseFormat | None = Field(
         default=None, discriminator="type", description="JSON, or JSON by a schema."
