@@ -66,6 +66,11 @@ class Prefixes:
         """Whether anything is on its way up."""
         return self.tiers is not None and self.tiers.awaited
 
+    def write_out(self) -> None:
+        """Wait until everything in host memory is in files, where there are any."""
+        if self.tiers is not None:
+            self.tiers.write_out()
+
     # A request begins
 
     def reset(self, files: bool = True) -> None:
@@ -110,12 +115,15 @@ class Prefixes:
                 continue
             if other.key > request.key or other.computed >= other.num_prompt - 1 or theirs.lease is None:
                 continue
-            shared = common_length(theirs.known(other.tokens), ids, 0)
+            known = theirs.known(other.tokens)
+            near = slice(hit.position, max(hit.position + self._chunk_size, other.computed + 1))
+            if known[near] != ids[near]:
+                continue  # nearly always, and at once, where many requests part at the same place
+            shared = common_length(known, ids, 0)
             shared = min(shared, len(ids) - 1, other.num_prompt - 1)
             if shared - hit.position < self._chunk_size or shared <= other.computed:
                 continue
-            near = (shared - self._chunk_size, shared)
-            if not any(near[0] < wanted.position <= near[1] for wanted in theirs.wanted):
+            if not any(shared - self._chunk_size < wanted.position <= shared for wanted in theirs.wanted):
                 new = Wanted(shared, JUNCTION)
                 place = bisect(theirs.wanted, new)
                 theirs.wanted.insert(place, new)
