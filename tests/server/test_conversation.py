@@ -1,0 +1,121 @@
+"""Messages on their way to the template: contents, tool calls, marks, options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from denim.server.chat_schema import ChatMessage
+from denim.server.conversation import CLOSED_OPTIONS, MOST_MARKS, template_message
+from denim.server.errors import ApiError
+from tests.server.live import live
+from tests.server.scripted import HERMES_TEMPLATE, ScriptedEngine
+
+MARK = {"type": "ephemeral"}
+
+
+def read(**message: Any) -> dict[str, Any]:
+    """As the endpoints do: checked by the schema, then turned."""
+    return dict(template_message(ChatMessage(**message).model_dump(exclude_none=True), 3))
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    return {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def test_parts_become_one_text() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert read(role="user", content=parts) == {"role": "user", "content": "one\ntwo"}
+
+
+def test_the_newer_name_of_the_system_role() -> None:
+    assert read(role="developer", content="x")["role"] == "system"
+
+
+def test_marks_are_places_in_the_text() -> None:
+    parts = [
+        {"type": "text", "text": "one", "cache_control": MARK},
+        {"type": "text", "text": "two"},
+        {"type": "text", "text": "three", "cache_control": MARK},
+    ]
+    assert read(role="user", content=parts)["cache_control"] == [3, 13]
+    assert read(role="user", content="four", cache_control=MARK)["cache_control"] == [4]
+    assert "cache_control" not in read(role="user", content="x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "object_form"),
+    [
+        ('{"a": [1, {"b": null}]}', {"a": [1, {"b": None}]}),
+        ({"a": 1}, {"a": 1}),
+        ("", {}),
+        ("  ", {}),
+        (None, {}),
+        ("{}", {}),
+    ],
+    ids=repr,
+)
+def test_arguments_are_an_object_for_the_template(arguments: Any, object_form: dict[str, Any]) -> None:
+    """AP-09."""
+    message = read(role="assistant", content=None, tool_calls=[call(arguments)])
+    assert message["content"] == ""
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": object_form}
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "7", '"x"', "null", "nonsense", "[" * 100_000])
+def test_arguments_that_are_no_object(arguments: str) -> None:
+    """AP-09."""
+    with pytest.raises(ApiError, match="must be a JSON object") as caught:
+        read(role="assistant", tool_calls=[call("{}"), call(arguments)])
+    assert caught.value.param == "messages.3.tool_calls.1.function.arguments"
+
+
+def test_an_assistant_may_be_silent() -> None:
+    assert read(role="assistant") == {"role": "assistant", "content": ""}
+    assert read(role="assistant", content=None, reasoning_content="hm")["reasoning_content"] == "hm"
+
+
+def test_arguments_through_the_server(tmp_path: Any) -> None:
+    """AP-09: text and object render to the same tokens; what is no object is the client's fault."""
+    engine = ScriptedEngine(tmp_path, "ok", template=HERMES_TEMPLATE)
+    with live(engine) as server, httpx.Client(base_url=server.url) as http:
+
+        def ask(arguments: Any) -> int:
+            turns = [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": None, "tool_calls": [call(arguments)]},
+                {"role": "tool", "tool_call_id": "c1", "content": "18"},
+            ]
+            return http.post("/v1/chat/completions", json={"messages": turns}).status_code
+
+        assert [ask('{"city": "Köln"}'), ask({"city": "Köln"}), ask("")] == [200] * 3
+        prompts = [added.prompt.tokens for added in engine.added]
+        assert prompts[0] == prompts[1] != prompts[2]
+        assert ask("{city: Köln}") == 400
+
+
+def test_too_many_marks(http: httpx.Client) -> None:
+    turns = [{"role": "user", "content": "x", "cache_control": MARK}] * (MOST_MARKS + 1)
+    response = http.post("/v1/chat/completions", json={"messages": turns})
+    assert response.status_code == 400
+    assert f"at most {MOST_MARKS}" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", sorted(CLOSED_OPTIONS))
+def test_options_that_steer_rendering_are_closed(http: httpx.Client, name: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {name: "x"}}
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == f"chat_template_kwargs.{name}"
+
+
+def test_options_of_templates_are_open(http: httpx.Client) -> None:
+    options = {"enable_thinking": False, "documents": [], "anything": [1, {"a": None}]}
+    body = {
+        "messages": [{"role": "user", "content": "x"}],
+        "chat_template_kwargs": options,
+        "max_tokens": 1,
+    }
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
