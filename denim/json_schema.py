@@ -65,9 +65,9 @@ _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems", "propertyNames")
 
 
-def check_schema(schema: object, field: str) -> None:
+def check_schema(schema: object, field: str, *, loosely: bool = False) -> None:
     """Raises RequestError, naming `field`, for what is no schema, is too deep or asks for what cannot be held
-    to."""
+    to. `loosely`: it may be held to in part."""
     waiting: list[tuple[str, object, int]] = [("$", schema, 0)]
     while waiting:
         path, part, depth = waiting.pop()
@@ -77,7 +77,8 @@ def check_schema(schema: object, field: str) -> None:
             continue
         if not isinstance(part, Mapping):
             raise RequestError(f"{field}: {path[:200]} must be a JSON schema, an object or a boolean", field)
-        _check_keywords(path, part, field)
+        if not loosely:
+            _check_keywords(path, part, field)
         waiting += [(inner, below, depth + 1) for inner, below in _subschemas(path, part, field)]
 
 
@@ -127,19 +128,34 @@ def _subschemas(path: str, schema: Mapping[str, Any], field: str) -> Iterator[tu
             yield f"{path}.{key}", schema[key]
 
 
-Change = Callable[[dict[str, Any]], dict[str, Any]]
+def in_patterns(schema: Any) -> Any:
+    """A checked schema with the lengths of strings as patterns, in every schema inside.
+
+    xgrammar's own form of lengths lets control characters through, which JSON forbids. It heeds one of
+    pattern and format only.
+    """
+    return _changed(schema, _lengths_in_pattern)
 
 
-def changed(schema: Any, change: Change) -> Any:
-    """A copy of a schema that was checked, with `change` made to it and to every schema inside."""
+def _lengths_in_pattern(schema: dict[str, Any]) -> dict[str, Any]:
+    least, most = schema.pop("minLength", 0), schema.pop("maxLength", "")
+    if (least, most) != (0, "") and "pattern" not in schema:
+        schema["pattern"] = f"^.{{{least},{most}}}$"
+    if "pattern" in schema:
+        schema.pop("format", None)
+    return schema
+
+
+def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A copy with `change` made to a schema and to every schema inside."""
     if not isinstance(schema, Mapping):
         return schema
     result = change(dict(schema))
     for key, value in result.items():
         if key in _NAMED:
-            result[key] = {name: changed(below, change) for name, below in value.items()}
+            result[key] = {name: _changed(below, change) for name, below in value.items()}
         elif key in _LISTED:
-            result[key] = [changed(below, change) for below in value]
+            result[key] = [_changed(below, change) for below in value]
         elif key in _SINGLE:
-            result[key] = changed(value, change)
+            result[key] = _changed(value, change)
     return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from denim.errors import RequestError
@@ -29,8 +29,10 @@ class StructuredOutput:
     grammar: a grammar in GBNF, llama.cpp's form of EBNF; the text matches its rule `root`.
     structural_tag: xgrammar's structural tag, as an object or as its text.
 
-    after: the form begins behind the first occurrence of this text, before which the text is free; None: at
-        once. So a model may reason first: after="</think>".
+    after: the form begins behind the first occurrence of this text and up to two line breaks, before which the
+        text is free; None: at once. So a model may reason first: after="</think>".
+    opening: with `after`: the free text is there only if the text begins with this; None: it always is.
+    named: what errors call a form that cannot be compiled; None: the name of its field.
 
     After construction `json` and `structural_tag` are texts. Raises RequestError.
     """
@@ -42,6 +44,8 @@ class StructuredOutput:
     grammar: str | None = None
     structural_tag: Any = None
     after: str | None = None
+    opening: str | None = None
+    named: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
@@ -56,13 +60,15 @@ class StructuredOutput:
                 object.__setattr__(self, name, _json_text(name, getattr(self, name)))
         if self.json_object not in (True, False):
             raise _bad("json_object", "must be True or False")
-        for name in ("regex", "grammar", "after"):
+        if self.opening is not None and self.after is None:
+            raise _bad("opening", "needs 'after', where what it opens ends")
+        for name in ("regex", "grammar", "after", "opening"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise _bad(name, "must be a string of at least one character")
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
-        size = sum(len(str(getattr(self, field.name))) for field in fields(self))
+        size = sum(len(str(getattr(self, entry.name))) for entry in fields(self))
         if size > MAX_CHARACTERS:
             raise _bad(given[0], f"has {size:,} characters; at most {MAX_CHARACTERS:,} are allowed")
         if self.json is not None:
@@ -74,28 +80,28 @@ class StructuredOutput:
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
 
-def _bad(field: str, rule: str) -> RequestError:
-    return RequestError(f"{field}: {rule}", field)
+def _bad(name: str, rule: str) -> RequestError:
+    return RequestError(f"{name}: {rule}", name)
 
 
-def _json_text(field: str, value: object) -> str:
+def _json_text(name: str, value: object) -> str:
     """The JSON text of a value that may be text already."""
     if isinstance(value, str):
-        _parsed(field, value)
+        _parsed(name, value)
         return value
     if not isinstance(value, Mapping | bool):
-        raise _bad(field, f"must be a JSON object or its text, not {type(value).__name__}")
+        raise _bad(name, f"must be a JSON object or its text, not {type(value).__name__}")
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise _bad(field, f"cannot be written as JSON: {error}") from error
+        raise _bad(name, f"cannot be written as JSON: {error}") from error
 
 
-def _parsed(field: str, text: str) -> Any:
+def _parsed(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _bad(field, f"is not JSON: {error}") from error
+        raise _bad(name, f"is not JSON: {error}") from error
 
 
 def _choices(value: object) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from denim import RequestError
-from denim.json_schema import MAX_DEPTH, changed, check_schema
+from denim.json_schema import MAX_DEPTH, check_schema, in_patterns
 
 
 @pytest.mark.parametrize(
@@ -67,17 +67,25 @@ def test_depth() -> None:
         check_schema(deep(100_000), "json")
 
 
-def test_changes_reach_every_schema_and_no_name() -> None:
+def test_lengths_become_patterns_in_every_schema_and_in_no_name() -> None:
     schema = {
-        "properties": {"a": {"anyOf": [{"a": 1}, True]}, "properties": {"a": 2}},
-        "items": {"a": 3},
-        "$defs": {"a": {"enum": [{"a": 4}]}},
-        "a": 5,
+        "properties": {
+            "maxLength": {"anyOf": [{"type": "string", "maxLength": 3, "format": "email"}, True]},
+        },
+        "items": {"type": "string", "minLength": 2},
+        "$defs": {"a": {"enum": [{"maxLength": 4}]}, "b": {"type": "string", "format": "date"}},
+        "additionalProperties": {"type": "string", "pattern": "x", "format": "date"},
     }
-    expected = {
-        "properties": {"a": {"anyOf": [{}, True]}, "properties": {}},
-        "items": {},
-        "$defs": {"a": {"enum": [{"a": 4}]}},
+    assert in_patterns(schema) == {
+        "properties": {"maxLength": {"anyOf": [{"type": "string", "pattern": "^.{0,3}$"}, True]}},
+        "items": {"type": "string", "pattern": "^.{2,}$"},
+        "$defs": {"a": {"enum": [{"maxLength": 4}]}, "b": {"type": "string", "format": "date"}},
+        "additionalProperties": {"type": "string", "pattern": "x"},
     }
-    assert changed(schema, lambda one: {key: value for key, value in one.items() if key != "a"}) == expected
-    assert schema["a"] == 5, "the schema itself stays as it is"
+    assert schema["items"] == {"type": "string", "minLength": 2}, "the schema itself stays as it is"
+
+
+def test_loosely() -> None:
+    check_schema({"not": {}, "required": ["a"], "maxLength": 3}, "json", loosely=True)
+    with pytest.raises(RequestError, match="must be an object"):
+        check_schema({"properties": 3}, "json", loosely=True)

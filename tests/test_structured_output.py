@@ -44,6 +44,7 @@ def test_it_is_a_key_and_travels() -> None:
         ({"choice": ["a", ""]}, "strings of at least one character"),
         ({"structural_tag": "nonsense"}, "structural_tag: is not JSON"),
         ({"regex": "a", "after": ""}, "after: must be a string"),
+        ({"regex": "a", "opening": "<think>"}, "opening: needs 'after'"),
         ({"regex": "a" * (MAX_CHARACTERS + 1)}, "regex: has 262,"),
     ],
 )

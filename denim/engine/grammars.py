@@ -18,7 +18,7 @@ from typing import Any
 
 from denim.engine.tokenizer import Tokenizer, need_tokenizer
 from denim.errors import RequestError
-from denim.json_schema import changed
+from denim.json_schema import in_patterns
 from denim.runner.constraint import Constraint
 from denim.structured_output import StructuredOutput
 
@@ -76,9 +76,9 @@ class Grammars:
                 compiled = self._compiler(source).compile_structural_tag(source)
                 Constraint(compiled, self._vocab_size, self._ends, self._ends)
             except RequestError as error:
-                self._refuse(form, future, error)
+                self._refuse(form, future, _refusal(form, str(error)))
             except Exception as error:
-                self._refuse(form, future, RequestError(f"{form.kind}: {_reason(error)}", form.kind))
+                self._refuse(form, future, _refusal(form, _reason(error)))
             else:
                 future.set_result(compiled)
 
@@ -134,9 +134,12 @@ class Grammars:
 
 
 def too_long_to_compile(form: StructuredOutput) -> RequestError:
-    return RequestError(
-        f"{form.kind}: this took more than {COMPILE_SECONDS:.0f} s to compile; make it simpler", form.kind
-    )
+    return _refusal(form, f"this took more than {COMPILE_SECONDS:.0f} s to compile; make it simpler")
+
+
+def _refusal(form: StructuredOutput, reason: str) -> RequestError:
+    where = form.kind if form.named is None else f"{form.named} ({form.kind})"
+    return RequestError(f"{where}: {reason}", form.named or form.kind)
 
 
 def structural_tag(form: StructuredOutput) -> str:
@@ -145,7 +148,7 @@ def structural_tag(form: StructuredOutput) -> str:
         inner = json.loads(form.structural_tag)
         inner = inner.get("format", inner)
     elif form.json is not None or form.json_object:
-        schema = {"type": "object"} if form.json_object else changed(json.loads(form.json), _spelt_out)
+        schema = {"type": "object"} if form.json_object else in_patterns(json.loads(form.json))
         inner = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_WHITE_SPACE}
     elif form.regex is not None:
         inner = {"type": "regex", "pattern": form.regex}
@@ -155,20 +158,16 @@ def structural_tag(form: StructuredOutput) -> str:
         strings = [{"type": "const_string", "value": string} for string in form.choice or ()]
         inner = {"type": "or", "elements": strings}
     if form.after is not None:
-        free = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": form.after}
-        inner = {"type": "sequence", "elements": [free, inner]}
+        begin = form.opening or ""
+        free = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": form.after}
+        before: dict[str, Any] = {
+            "type": "sequence",
+            "elements": [free, {"type": "regex", "pattern": "\\n{0,2}"}],
+        }
+        if form.opening is not None:
+            before = {"type": "optional", "content": before}
+        inner = {"type": "sequence", "elements": [before, inner]}
     return json.dumps({"type": "structural_tag", "format": inner}, ensure_ascii=False)
-
-
-def _spelt_out(schema: dict[str, Any]) -> dict[str, Any]:
-    """Lengths of strings as patterns: xgrammar's own form of them lets control characters through, which JSON
-    forbids. It heeds one of pattern and format only."""
-    least, most = schema.pop("minLength", 0), schema.pop("maxLength", "")
-    if (least, most) != (0, ""):
-        schema["pattern"] = f"^.{{{least},{most}}}$"
-    if "pattern" in schema:
-        schema.pop("format", None)
-    return schema
 
 
 def _reason(error: Exception) -> str:

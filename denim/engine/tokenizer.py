@@ -43,6 +43,11 @@ class Tokenizer:
         return self._inner.eos_token_id
 
     @cached_property
+    def special_texts(self) -> frozenset[str]:
+        """Texts of the special tokens."""
+        return frozenset(map(self.decode_one, self.special_ids))
+
+    @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token: a text of n characters has at least n / longest_token tokens."""
         return max(map(len, self._backend.get_vocab()), default=1)

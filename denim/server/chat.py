@@ -21,6 +21,7 @@ from denim.server.chat_schema import (
     ChatCompletion,
     ChatRequest,
     FunctionCall,
+    NamedTool,
     ToolCall,
 )
 from denim.server.conversation import Conversation, conversation
@@ -29,6 +30,7 @@ from denim.server.json_body import JsonRoute
 from denim.server.logprobs import Report, chat_logprobs
 from denim.server.record import RequestRecord, record_of
 from denim.server.reply import Call, Reply
+from denim.server.reply_form import ToolChoice
 from denim.server.reply_parts import AnswerText, ReasoningText, ReplyPart, ToolCallArguments, ToolCallStart
 from denim.server.schema import ERRORS, Usage
 from denim.server.serving import Serving, serving_of
@@ -67,7 +69,10 @@ def conversation_of(body: ChatRequest) -> Conversation:
     elif body.reasoning_effort is not None:
         options.setdefault("reasoning_effort", body.reasoning_effort)
     tools = [] if body.tool_choice == "none" else body.tools or []
-    return conversation(body.messages, tools, options)
+    named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
+    single = body.parallel_tool_calls is False
+    choice = ToolChoice(body.tool_choice == "required", named, single)
+    return conversation(body.messages, tools, options, choice)
 
 
 class _Answer:

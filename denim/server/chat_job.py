@@ -16,9 +16,9 @@ from denim.server import reasoning
 from denim.server.conversation import Conversation
 from denim.server.generation import Job
 from denim.server.reply import Reply
+from denim.server.reply_form import reply_form
 from denim.server.reply_parser import ReplyParser, parser_for
 from denim.server.serving import Serving
-from denim.server.structured import behind_reasoning
 
 
 class ChatJob(NamedTuple):
@@ -41,10 +41,13 @@ async def chat_job(
     except RequestError as error:
         error.param = error.param or "messages"
         raise
-    thinking = reasoning.begins_inside(prompt.text or "")
-    params = replace(params, structured=behind_reasoning(params.structured, thinking))
+    text, template, tools = prompt.text or "", tokenizer.chat_template, conversation.tools
+    form = reply_form(params.structured, tools, conversation.choice, template, text)
+    thinking = reasoning.begins_inside(text)
 
     def new_parser() -> ReplyParser:
-        return parser_for(tokenizer.chat_template, tools=conversation.tools, thinking=thinking)
+        return parser_for(template, tools=tools, thinking=thinking)
 
+    hidden = params.skip_special_tokens and tokenizer.special_texts.isdisjoint(new_parser().markers)
+    params = replace(params, structured=form, skip_special_tokens=hidden)
     return ChatJob(Job([prompt], params, **wishes), new_parser)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from denim.engine.tokenizer import Message
 from denim.server.errors import ApiError
+from denim.server.reply_form import FREE_CHOICE, ToolChoice
 
 BETWEEN_PARTS = "\n"
 """Between two text parts of one message, as in vLLM."""
@@ -35,11 +36,13 @@ CLOSED_OPTIONS = frozenset(_signature) - OPEN_OPTIONS | {"messages", "add_genera
 
 @dataclass(frozen=True)
 class Conversation:
-    """What the template renders. `tools` are OpenAI's; `options` go to the template by name."""
+    """What the template renders. `tools` are OpenAI's, called as `choice` says; `options` go to the template
+    by name."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+    choice: ToolChoice = FREE_CHOICE
 
     def __post_init__(self) -> None:
         """Raises ApiError for an option that is not for clients."""
@@ -61,18 +64,25 @@ MOST_MARKS = 16
 
 
 def conversation(
-    messages: Sequence[BaseModel], tools: Sequence[BaseModel], options: Mapping[str, Any]
+    messages: Sequence[BaseModel],
+    tools: Sequence[BaseModel],
+    options: Mapping[str, Any],
+    choice: ToolChoice = FREE_CHOICE,
 ) -> Conversation:
     """From the OpenAI API's messages and tools. Raises ApiError for what cannot be rendered."""
     return prepared(
         [message.model_dump(exclude_none=True) for message in messages],
         [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in tools],
         options,
+        choice,
     )
 
 
 def prepared(
-    messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]], options: Mapping[str, Any]
+    messages: Sequence[Mapping[str, Any]],
+    tools: list[dict[str, Any]],
+    options: Mapping[str, Any],
+    choice: ToolChoice = FREE_CHOICE,
 ) -> Conversation:
     """The same from plain values. `cache_control` of a message or a part is a mark where it is true."""
     rendered = [template_message(message, place) for place, message in enumerate(messages)]
@@ -81,7 +91,7 @@ def prepared(
         raise ApiError(
             400, f"the conversation has {marks} cache_control marks; at most {MOST_MARKS}", param="messages"
         )
-    return Conversation(rendered, tools, dict(options))
+    return Conversation(rendered, tools, dict(options), choice)
 
 
 def template_message(message: Mapping[str, Any], place: int) -> Message:

@@ -18,6 +18,7 @@ from denim.server.messages_schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from denim.server.reply_form import ToolChoice
 
 Message = dict[str, Any]
 
@@ -37,7 +38,14 @@ def conversation_of(body: MessageFields) -> Conversation:
     options: dict[str, Any] = {"enable_thinking": thinks}
     if body.output_config is not None and body.output_config.effort is not None:
         options["reasoning_effort"] = body.output_config.effort
-    return prepared(messages, tools, options | (body.chat_template_kwargs or {}))
+    return prepared(messages, tools, options | (body.chat_template_kwargs or {}), _choice(body))
+
+
+def _choice(body: MessageFields) -> ToolChoice:
+    asked = body.tool_choice
+    if asked is None:
+        return ToolChoice()
+    return ToolChoice(asked.type == "any", asked.name, bool(asked.disable_parallel_tool_use))
 
 
 def _content(content: str | list[TextBlock]) -> str | list[Message]:

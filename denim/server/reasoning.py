@@ -15,6 +15,12 @@ def knows_reasoning(chat_template: str) -> bool:
     return CLOSE in chat_template
 
 
+def may_begin(prompt: str, chat_template: str) -> bool:
+    """Whether a reply to the rendered `prompt` may open reasoning itself: the prompt has neither opened nor
+    closed it."""
+    return knows_reasoning(chat_template) and not prompt.rstrip().endswith((OPEN, CLOSE))
+
+
 def begins_inside(prompt: str) -> bool:
     """Whether a reply to the rendered `prompt` begins inside reasoning."""
     return prompt.rstrip().endswith(OPEN)

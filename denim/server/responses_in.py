@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from denim.server.conversation import Conversation, prepared
+from denim.server.reply_form import ToolChoice
 from denim.server.responses_schema import (
     CallItem,
     CallOutputItem,
     InputItem,
     MessageItem,
     ReasoningItem,
+    ResponsesNamedTool,
     ResponsesRequest,
 )
 
@@ -42,7 +44,9 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
         options.setdefault("enable_thinking", False)
     elif effort is not None:
         options.setdefault("reasoning_effort", effort)
-    return prepared(messages, [] if body.tool_choice == "none" else tools, options)
+    named = body.tool_choice.name if isinstance(body.tool_choice, ResponsesNamedTool) else None
+    choice = ToolChoice(body.tool_choice == "required", named, body.parallel_tool_calls is False)
+    return prepared(messages, [] if body.tool_choice == "none" else tools, options, choice)
 
 
 def _messages(items: Sequence[InputItem]) -> list[Message]:

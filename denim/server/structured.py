@@ -6,13 +6,11 @@ it is enforced is `denim.structured_output`'s.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
 
 from denim.errors import RequestError
-from denim.server import reasoning
 from denim.server.base_model import ApiModel
 from denim.structured_output import StructuredOutput
 
@@ -73,16 +71,9 @@ def json_schema_output(param: str, schema: Any) -> StructuredOutput:
     return _made(param, {"json_object": True} if schema is None else {"json": schema})
 
 
-def behind_reasoning(structured: StructuredOutput | None, thinking: bool) -> StructuredOutput | None:
-    """The same form; behind the reasoning, where the reply begins inside it."""
-    if structured is None or not thinking:
-        return structured
-    return replace(structured, after=reasoning.CLOSE)
-
-
 def _made(param: str, given: dict[str, Any]) -> StructuredOutput:
     try:
-        return StructuredOutput(**given)
+        return StructuredOutput(**given, named=param)
     except RequestError as error:
         inner = f"{param}.{error.param}" if param == "structured_outputs" and error.param else param
         raise RequestError(str(error), inner) from error

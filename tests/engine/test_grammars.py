@@ -66,7 +66,16 @@ FITS = [
         ["<a>1</a>"],
         ["<b>"],
     ),
-    ({"choice": ["ok"], "after": "</think>"}, ["hm.</think>ok", "</think>ok"], ["hm.ok", "</think>no"]),
+    (
+        {"choice": ["ok"], "after": "</think>"},
+        ["hm.</think>ok", "</think>\n\nok"],
+        ["hm.ok", "</think>no", "</think>\n\n\nok"],
+    ),
+    (
+        {"choice": ["ok"], "after": "</think>", "opening": "<think>"},
+        ["ok", "<think>hm</think>\nok"],
+        ["hm</think>ok", "<think>ok"],
+    ),
 ]
 
 
@@ -166,7 +175,7 @@ def test_a_token_out_of_place_is_an_error(made: Grammars, tokenizer: Tokenizer) 
         ({"regex": "(?=a)b"}, "Lookahead is not supported"),
         ({"regex": "(" * 5000 + "a" + ")" * 5000}, "Nest layer"),
         ({"grammar": "root ::= missing"}, 'grammar: .*Rule "missing" is not defined'),
-        ({"grammar": "root ::= root"}, "allows no text at all"),
+        ({"grammar": "root ::= root"}, "grammar: .*allows no text at all"),
         ({"grammar": 'root ::= "a" root'}, None),
         ({"grammar": 'root ::= ""'}, "no text but the empty one"),
         ({"structural_tag": {"type": "no such"}}, "structural_tag: "),
@@ -182,6 +191,14 @@ def test_what_cannot_be_is_refused(
         with pytest.raises(RequestError, match=message) as caught:
             constraint(made, tokenizer, **form)
         assert "/project/" not in str(caught.value)
+        assert caught.value.param == StructuredOutput(**form).kind
+
+
+def test_errors_may_call_a_form_otherwise(made: Grammars, tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match=r"^response_format \(regex\): ") as caught:
+        constraint(made, tokenizer, regex="(", named="response_format")
+    assert caught.value.param == "response_format"
+    assert StructuredOutput(regex="a", named="x") == StructuredOutput(regex="a")
 
 
 def test_a_model_without_a_tokenizer_has_no_structure() -> None:

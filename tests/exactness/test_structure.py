@@ -107,6 +107,7 @@ def check_form(one: Case, text: str, ended: bool) -> None:
         mark, text = text.partition(form.after)[1:]
         if not mark:
             return
+        text = text.removeprefix("\n").removeprefix("\n")
     if form.regex == WORDS.pattern:
         assert WORDS.fullmatch(text if ended else text.rstrip("abcdef") + "ab1")
     elif form.regex is not None:

@@ -100,13 +100,13 @@ REPLIES = [
         '{"name": "now", "arguments": {}}]</TOOLCALL>',
         [("get_weather", {"city": "x", "days": 1}), ("now", {})],
     ),
-    Reply(  # Jamba
-        "tool-calls",
+    Reply(
+        "jamba",
         '<tool_calls>[\n  {"name": "get_weather", "arguments": {"city": "x", "days": 1}}\n]</tool_calls>',
         [("get_weather", {"city": "x", "days": 1})],
     ),
-    Reply(  # MiniMax-M1
-        "tool-calls",
+    Reply(
+        "minimax",
         '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "x", "days": 1}}\n'
         '{"name": "now", "arguments": {}}\n</tool_calls>',
         [("get_weather", {"city": "x", "days": 1}), ("now", {})],

@@ -31,7 +31,10 @@ def schema(of: dict[str, Any]) -> dict[str, Any]:
         ({"type": ["string", "null"]}, "word", "word"),
         ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "7", 7),
         ({"enum": [1, 2]}, "2", 2),
-        ({"enum": ["a", "b"]}, "a", "a"),
+        ({"const": True}, "true", True),
+        ({"items": {}}, "[1]", [1]),
+        ({"enum": ["a", "b"]}, " a\n", "a"),
+        ({"type": "string"}, " a\n", " a\n"),
         ({"type": "array"}, '["a", {"b": 1}]', ["a", {"b": 1}]),
         ({"type": "object"}, '{"a": "é"}', {"a": "é"}),
         ({"type": "object"}, "{broken", "{broken"),
@@ -40,6 +43,24 @@ def schema(of: dict[str, Any]) -> dict[str, Any]:
 )
 def test_by_type(of: dict[str, Any], text: str, value: Any) -> None:
     assert json.loads(json_argument(text, schema(of), "x")) == value
+
+
+def test_references_are_followed() -> None:
+    """Also those that lead in a circle, or nowhere."""
+    definitions = {
+        "place": {"properties": {"x": {"type": "integer"}}},
+        "either": {"anyOf": [{"$ref": "#/$defs/place"}, {"type": "null"}]},
+        "circle": {"$ref": "#/$defs/circle"},
+    }
+    for name, text, value in [
+        ("place", '{"x": 1}', {"x": 1}),
+        ("either", "null", None),
+        ("either", '{"x": 1}', {"x": 1}),
+        ("circle", "1", "1"),
+        ("nowhere", "1", "1"),
+    ]:
+        full = schema({"$ref": f"#/$defs/{name}"}) | {"$defs": definitions}
+        assert json.loads(json_argument(text, full, "x")) == value
 
 
 def test_an_argument_that_no_schema_names_is_text() -> None:

@@ -100,7 +100,7 @@ def test_a_call_behind_what_is_none() -> None:
 def test_what_spoils_a_section_behind_a_call_is_text() -> None:
     text = '<tool_calls>[{"name": "now", "arguments": {}}, oops]</tool_calls>'
     for pieces in cuts(text):
-        parts = parts_of(ReplyParser(form("tool-calls"), TOOLS), pieces)
+        parts = parts_of(ReplyParser(form("jamba"), TOOLS), pieces)
         assert (answer(parts), calls(parts)) == (", oops]</tool_calls>", [("now", "{}")])
 
 
@@ -135,7 +135,8 @@ SIGNS = {
     "{{- '<TOOLCALL>[' -}}": "nemotron",
     "{{ '<|tool_call_start|>[' }}": "lfm2",
     "{{ '<function_calls>' }}": "olmo",
-    '{{- "<tool_calls>[" -}}': "tool-calls",
+    '{{- "<tool_calls>[" -}}': "jamba",
+    "{{- '<tool_calls>\\n' -}}": "minimax",
     "{{- '<|tool_call|>' }}": "granite",
 }
 
