@@ -29,7 +29,7 @@ class StructuredOutput:
     grammar: a grammar in GBNF, llama.cpp's form of EBNF; the text matches its rule `root`.
     structural_tag: xgrammar's structural tag, as an object or as its text.
 
-    after: the form begins behind the first occurrence of this text and up to two line breaks, before which the
+    after: the form begins behind the first occurrence of this text and up to two line breaks; before it the
         text is free; None: at once. So a model may reason first: after="</think>".
     opening: with `after`: the free text is there only if the text begins with this; None: it always is.
     named: what errors call a form that cannot be compiled; None: the name of its field.
