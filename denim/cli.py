@@ -7,6 +7,7 @@ exit code (2: bad input, 3: it does not fit, 1: anything else that Denim raises 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -35,7 +36,10 @@ ModelFolder = Annotated[
 ]
 ConfigOrModel = Annotated[
     Path | None,
-    typer.Argument(metavar="CONFIG_OR_MODEL", help="A config.json or a model folder; default: denim-tiny."),
+    typer.Argument(
+        metavar="CONFIG_OR_MODEL",
+        help="A config.json, a model folder, or a name such as Qwen3.5-0.8B; default: denim-tiny.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 Model = Annotated[Path | None, typer.Option("--model", "-m", help="A model folder; default: denim-tiny.")]
@@ -86,7 +90,9 @@ def plan(
     trace: Annotated[
         Path | None, typer.Option(help="JSON lines with prompt_length and output_length (or Mooncake's).")
     ] = None,
-    tensor_parallel: Annotated[int, typer.Option(help="Devices that share the model.")] = 1,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(help="Devices that share the model; default: the fewest that hold it.")
+    ] = None,
     drafts: Annotated[int, typer.Option(help="Drafts that a step verifies.")] = 0,
     dtype: Dtype = "auto",
     state_dtype: StateDtype = "auto",
@@ -258,7 +264,11 @@ def serve(
     max_num_seqs: Annotated[int | None, typer.Option(help="Completions that run at once.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens of one step.")] = None,
     checkpoint_policy: Annotated[str, typer.Option(help="none, ends, auto, align or all.")] = "auto",
-    deferred_writes: Annotated[str | None, typer.Option(help="auto, or a number of steps.")] = None,
+    checkpoint_dtype: Annotated[str, typer.Option(help="Of cached states below the device.")] = "auto",
+    host_memory: Annotated[str, typer.Option(help="For cached prefixes: 8GiB, …")] = "0",
+    disk_cache: Annotated[Path | None, typer.Option(help="A folder for cached prefixes.")] = None,
+    disk_space: Annotated[str, typer.Option(help="Of that folder.")] = "16GiB",
+    deferred_writes: Annotated[str, typer.Option(help="auto, off, or a number of steps.")] = "auto",
     swap_space: Annotated[str, typer.Option(help="Host memory for preempted requests.")] = "4GiB",
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No captured graphs.")] = False,
     seed: Annotated[int, typer.Option(help="For requests that bring none.")] = 0,
@@ -297,7 +307,11 @@ def serve(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "checkpoint_policy": checkpoint_policy,
-        "deferred_writes": whole_number(deferred_writes),
+        "checkpoint_dtype": checkpoint_dtype,
+        "host_memory": host_memory,
+        "disk_cache": disk_cache,
+        "disk_space": disk_space,
+        "deferred_writes": None if deferred_writes == "off" else whole_number(deferred_writes),
         "swap_space": swap_space,
         "enforce_eager": enforce_eager,
         "seed": seed,
@@ -385,6 +399,69 @@ def precision(
     from denim.commands.study.precision import study_precision
 
     study_precision(tokens, length, windows, text, device, out, as_json)
+
+
+bench = typer.Typer(help="Measurements of a running server.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command("serve")
+def bench_serve(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="Of any server that speaks the OpenAI API.")
+    ] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Default: the first that the server names.")] = None,
+    requests: Annotated[int, typer.Option(help="In all, all turns counted.")] = 100,
+    rate: Annotated[
+        float, typer.Option(help="Conversations that begin per second, at random; inf: all at once.")
+    ] = math.inf,
+    concurrency: Annotated[int | None, typer.Option(help="Requests in work at once, at most.")] = None,
+    prompt: Annotated[str, typer.Option(help="Tokens of what a turn adds: 512, or MEAN,SIGMA.")] = "512",
+    output: Annotated[str, typer.Option(help="Tokens of an answer: 128, or MEAN,SIGMA.")] = "128",
+    trace: Annotated[
+        Path | None, typer.Option(help="Both lengths from a trace instead; see denim plan --trace.")
+    ] = None,
+    shared_prefix: Annotated[int, typer.Option(help="Tokens of system text that conversations share.")] = 0,
+    prefixes: Annotated[int, typer.Option(help="How many such texts there are.")] = 1,
+    turns: Annotated[int, typer.Option(help="Requests of one conversation.")] = 1,
+    think: Annotated[float, typer.Option(help="Seconds from an answer to the next turn.")] = 0.0,
+    goodput: Annotated[
+        str | None, typer.Option(help="What a good answer takes, in ms: ttft=500,itl=50,e2e=5000.")
+    ] = None,
+    completions: Annotated[
+        bool, typer.Option("--completions", help="Ask /v1/completions, not /v1/chat/completions.")
+    ] = False,
+    api_key: Annotated[
+        str | None, typer.Option(help="Sent with each request.", envvar="OPENAI_API_KEY")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the next byte.")] = 600.0,
+    seed: Annotated[int, typer.Option(help="The same seed asks the same.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="A folder for the JSON and the picture.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A server under load: times to the first token, per token, to the end; throughput and goodput."""
+    from denim.commands.bench.figures import parse_goodput
+    from denim.commands.bench.lengths import read_lengths
+    from denim.commands.bench.serve import bench_serve as measure
+    from denim.commands.bench.workload import Wishes
+
+    limits = parse_goodput(goodput)
+    prompts, outputs = read_lengths(prompt, output, trace)
+    wishes = Wishes(
+        requests, turns, prompts, outputs, trace is not None, rate, think, shared_prefix, prefixes, seed
+    )
+    measure(
+        url,
+        model,
+        wishes,
+        chat=not completions,
+        key=api_key,
+        concurrency=concurrency,
+        limits=limits,
+        timeout=timeout,
+        out=out,
+        as_json=as_json,
+    )
 
 
 @app.callback(invoke_without_command=True)

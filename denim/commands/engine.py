@@ -44,9 +44,9 @@ def memory_option(text: str) -> str | float:
     return value if "." in text and value <= 1 else text
 
 
-def whole_number(text: str | None) -> int | str | None:
+def whole_number(text: str) -> int | str:
     """A number where the text is one; anything else stays as it is, such as "auto"."""
-    return int(text) if text is not None and text.isdecimal() else text
+    return int(text) if text.isascii() and text.isdecimal() else text
 
 
 class Interrupt:
