@@ -15,12 +15,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from denim.cache.replay import TraceRequest
 from denim.errors import ConfigError
 
 BLOCK = 512  # tokens
 OWN_TOKENS = 1 << 30
 """Ids from here on are of answers that nobody goes on with."""
+_OFFSETS = np.arange(BLOCK)
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,8 @@ class RecordedTrace:
         for at, entry in enumerate(self.entries):
             prompt, answer = entry["input_length"], max(1, entry["output_length"])
             last = self.last_turn[at]
-            tokens = array("i")
-            for block in self.entries[last]["hash_ids"][: -(-(prompt + answer) // BLOCK)]:
-                tokens.extend(range(block * BLOCK, (block + 1) * BLOCK))
+            blocks = self.entries[last]["hash_ids"][: -(-(prompt + answer) // BLOCK)]
+            tokens = array("i", np.add.outer(np.multiply(blocks, BLOCK), _OFFSETS).astype(np.intc).tobytes())
             if last == at:
                 tokens = tokens[:prompt]
                 tokens.extend(range(own, own + answer))

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlencode
 
+from denim.commands.configs import find_config
 from denim.commands.ledger import parse_lengths
 from denim.errors import ConfigError
 from denim.ledger.devices import find_device
@@ -30,10 +31,10 @@ def show_explorer(
 ) -> None:
     """Serve the explorer until Ctrl-C, after a line with its link.
 
-    `model`: a config or model folder, offered beside the published ones and chosen. `options`: what the
-    command was given, by the names of `denim.web.settings`, and `lognormal`. `beside`: options that only the
-    printed plan has. Raises ConfigError for these, for missing packages, for settings that cannot be, and for
-    a port in use.
+    `model`: a config or model folder, offered beside the published ones, or one of these; it is chosen.
+    `options`: what the command was given, by the names of `denim.web.settings`, and `lognormal`. `beside`:
+    options that only the printed plan has. Raises ConfigError for these, for missing packages, for settings
+    that cannot be, and for a port in use.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -48,8 +49,9 @@ def show_explorer(
     from denim.web.explorer import create_explorer
     from denim.web.settings import read_settings
 
-    own = {} if model is None else {_name(model): model}
-    query = link_query(next(iter(own), None), options, trace is not None)
+    config = None if model is None else find_config(model)
+    own = {} if config is None or config.published else {config.name: config.place}
+    query = link_query(None if config is None else config.name, options, trace is not None)
     offer = Offer(own, None if trace is None else Lengths.trace(trace))
     explored(read_settings(query), offer)  # what cannot be shown is refused here, not on the page
     with closing(_listen(port)) as listening:
@@ -87,11 +89,6 @@ def link_query(model: str | None, options: Mapping[str, str | int | None], trace
         values["lengths"] = "trace"
     fields = Settings.model_fields
     return {name: str(value) for name, value in values.items() if str(value) != str(fields[name].default)}
-
-
-def _name(model: Path) -> str:
-    folder = model.is_dir() or model.name == "config.json"
-    return (model if model.is_dir() else model.parent).resolve().name if folder else model.stem
 
 
 def _listen(port: int) -> socket.socket:

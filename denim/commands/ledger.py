@@ -13,10 +13,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from denim.commands.configs import find_config
 from denim.errors import ConfigError
 from denim.ledger import LENGTHS, ledger_json
 from denim.ledger.units import count_text, flops_text, pattern_text, size_text
-from denim.spec import ModelSpec, embedded_model, read_spec
+from denim.spec import ModelSpec, read_spec
 
 
 def show_ledger(
@@ -27,20 +28,18 @@ def show_ledger(
     kv_dtype: str,
     as_json: bool,
 ) -> None:
-    """Print the ledger of a config or model folder (None: the embedded model).
+    """Print the ledger of a config, a model folder or a published model (None: the embedded model).
 
     Raises ConfigError for a config that cannot be read and for lengths that are not whole numbers.
     """
-    place = embedded_model() if model is None else model
-    spec = read_spec(place, dtype=dtype, state_dtype=state_dtype)
+    config = find_config(model)
+    spec = read_spec(config.place, dtype=dtype, state_dtype=state_dtype)
     values = ledger_json(spec, parse_lengths(lengths) if lengths else default_lengths(spec), kv_dtype)
     if as_json:
         print(json.dumps(values, indent=2))
         return
     console = Console(highlight=False)
-    in_folder = place.is_dir() or place.name == "config.json"
-    name = (place if place.is_dir() else place.parent).resolve().name if in_folder else place.stem
-    for line in summary(name, values):
+    for line in summary(config.name, values):
         console.print(line, soft_wrap=True)
     console.print(table(values))
 

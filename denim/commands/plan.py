@@ -6,6 +6,8 @@ Owns options and the printed form. Knows the plan; must not import torch, so tha
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,19 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from denim.commands.configs import find_config
 from denim.commands.ledger import parse_lengths
 from denim.commands.prefix_curve import curve_table, prefix_curve
-from denim.errors import ConfigError
+from denim.errors import CapacityError, ConfigError
 from denim.ledger.devices import find_device
 from denim.ledger.lengths import Lengths
 from denim.ledger.units import count_text, flops_text, parse_bytes, pattern_text, size_text
 from denim.memory.capacity_plan import CapacityPlan
 from denim.memory.plan_json import plan_json
-from denim.spec import embedded_model, read_spec
+from denim.spec import read_spec
 
 DEFAULT_LENGTHS = (512, 4096, 32768)
+DEVICES = (1, 2, 4, 8, 16, 32)  # tried in turn where nobody says how many
 
 
 def show_plan(
@@ -33,7 +37,7 @@ def show_plan(
     lengths: str | None,
     lognormal: str | None,
     trace: Path | None,
-    tensor_parallel: int,
+    tensor_parallel: int | None,
     drafts: int,
     dtype: str,
     state_dtype: str,
@@ -41,36 +45,33 @@ def show_plan(
     compare: bool,
     as_json: bool,
 ) -> None:
-    """Print the plan of a config or model folder (None: the embedded model).
+    """Print the plan of a config, a model folder or a published model (None: the embedded model).
 
-    Raises ConfigError for input that cannot be used, CapacityError when the model does not fit.
+    `tensor_parallel` None: the fewest devices that hold it; one where `memory` says what is left beside the
+    weights. Raises ConfigError for input that cannot be used, CapacityError when the model does not fit.
     """
-    place = embedded_model() if model is None else model
-    spec = read_spec(place, dtype=dtype, state_dtype=state_dtype)
+    config = find_config(model)
+    spec = read_spec(config.place, dtype=dtype, state_dtype=state_dtype)
     arena = None if memory is None else parse_bytes("--memory", memory)
-    plan = CapacityPlan.of(
-        spec,
-        find_device(device),
-        memory=arena,
-        devices=tensor_parallel,
-        kv_dtype=kv_dtype,
-        drafts=drafts,
-    )
+    of = partial(CapacityPlan.of, spec, find_device(device), memory=arena, kv_dtype=kv_dtype, drafts=drafts)
+    if tensor_parallel is None and arena is None:
+        devices, plan = fewest_devices(of)
+    else:
+        devices = 1 if tensor_parallel is None else tensor_parallel
+        plan = of(devices=devices)
     asked = read_workloads(lengths, lognormal, trace)
     if asked is None:
         asked = [Lengths.fixed(n) for n in DEFAULT_LENGTHS if n <= plan.longest_request]
         asked = asked or [Lengths.fixed(plan.longest_request)]
     values = plan_json(spec, plan, asked, compare)
-    curve = None if trace is None else prefix_curve(plan, trace)
-    if curve is not None:
-        values["prefix_curve"] = curve
+    values["devices"] = devices
     if as_json:
+        if (curve := prefixes(plan, trace)) is not None:
+            values["prefix_curve"] = curve
         print(json.dumps(values, indent=2))
         return
-    in_folder = place.is_dir() or place.name == "config.json"
-    name = (place if place.is_dir() else place.parent).resolve().name if in_folder else place.stem
     console = Console(highlight=False)
-    for line in summary(name, values, tensor_parallel):
+    for line in summary(config.name, values, chosen=tensor_parallel is None):
         console.print(line, soft_wrap=True)
     console.print(memory_table(values))
     for row in values["workloads"]:
@@ -81,12 +82,40 @@ def show_plan(
                 soft_wrap=True,
             )
     console.print(floor_table(values))
-    if curve is not None:
-        console.print(curve_table(curve))
     if compare:
         console.print(peers_table(values))
         for line in peers_notes(values):
             console.print(line, soft_wrap=True)
+    if (curve := prefixes(plan, trace)) is not None:
+        console.print(curve_table(curve))
+
+
+def prefixes(plan: CapacityPlan, trace: Path | None) -> list[dict[str, Any]] | None:
+    """What the prefix cache would reuse of `trace`; None without one that says. Takes about 3 ms a request,
+    so that whoever waits is told."""
+    if trace is None:
+        return None
+    with Console(stderr=True).status("running the trace through the prefix cache"):
+        return prefix_curve(plan, trace)
+
+
+def fewest_devices(of: Callable[..., CapacityPlan]) -> tuple[int, CapacityPlan]:
+    """The fewest devices, by powers of two, that hold the model, and `of(devices=…)` of so many.
+
+    Raises what `of` says of one device where no number does.
+    """
+    first: CapacityError | None = None
+    for devices in DEVICES:
+        try:
+            return devices, of(devices=devices)
+        except CapacityError as error:
+            first = first or error
+        except ConfigError:  # heads that do not divide, or an option that is wrong for any number
+            if first is None:
+                raise
+            break
+    assert first is not None
+    raise first
 
 
 def read_workloads(lengths: str | None, lognormal: str | None, trace: Path | None) -> list[Lengths] | None:
@@ -106,9 +135,9 @@ def read_workloads(lengths: str | None, lognormal: str | None, trace: Path | Non
     return None if trace is None else [Lengths.trace(trace)]
 
 
-def summary(name: str, values: dict[str, Any], devices: int) -> list[str]:
-    """What does not depend on the workload, one fact a line."""
-    device = values["device"]
+def summary(name: str, values: dict[str, Any], *, chosen: bool) -> list[str]:
+    """What does not depend on the workload, one fact a line. `chosen`: nobody said how many devices."""
+    device, devices = values["device"], values["devices"]
     each = f" on each of {devices}" if devices > 1 else ""
     arena = values["arena_bytes"]
     weights = f"FP8 blocks and {values['dtype']}" if values["fp8_blocks"] else values["dtype"]
@@ -120,12 +149,16 @@ def summary(name: str, values: dict[str, Any], devices: int) -> list[str]:
         f"{size_text(values['working_bytes'])} of working memory, arena {size_text(arena)} "
         f"({values['num_slabs']:,} slabs of {size_text(values['slab_bytes'])})",
     ]
+    if chosen and devices > 1:
+        lines.append(
+            f"  devices     {devices} are the fewest that hold it; --tensor-parallel plans for others"
+        )
     if values["kv_bytes_per_token"]:
         lines.append(f"  a token     {size_text(values['kv_bytes_per_token'])} of KV")
     if values["bytes_per_request"]:
         lines.append(
             f"  a request   {size_text(values['bytes_per_request'])}: {size_text(values['state_bytes'])} of "
-            f"state, {size_text(values['conv_bytes'])} of convolution"
+            "state" + (f", {size_text(values['conv_bytes'])} of convolution" if values["conv_bytes"] else "")
         )
     equal = values["checkpoint_equals_kv_of_tokens"]
     if equal and values["bytes_per_request"]:

@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 
 from denim.commands.plan import read_workloads, seconds_text, show_plan
-from denim.errors import ConfigError
+from denim.errors import CapacityError, ConfigError
 from denim.spec.published import FOLDER as CONFIGS
 from tests.spec.configs import qwen3_5_0_8b
 
 STARTUP_BOUND = 2.0  # seconds; it takes 0.3 on an idle machine, and the machine may be busy
 
-# Of the six, what does not fit one H200 is shared by so many.
+# What does not fit one H200 is shared by so many.
 DEVICES = {
-    "qwen3_next_80b_a3b": 2,
-    "kimi_linear_48b_a3b": 1,
-    "nemotron-h-8b": 1,
-    "jamba-v0.1": 1,  # Jamba-1.5-mini has the same dims
-    "minimax_text_01": 8,
+    "Qwen3.5-0.8B": 1,
+    "Qwen3-Next-80B-A3B": 2,
+    "Kimi-Linear-48B-A3B": 1,
+    "Nemotron-H-8B": 1,
+    "Jamba-1.5-mini": 1,
+    "MiniMax-Text-01": 8,
 }
 
 
@@ -71,9 +72,23 @@ def test_answers_at_once_and_without_torch(folder: Path) -> None:
 @pytest.mark.parametrize("name", DEVICES)
 def test_published_models_in_a_fraction_of_a_second(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     start = time.perf_counter()
-    plan(CONFIGS / f"{name}.json", tensor_parallel=DEVICES[name], compare=True)
+    plan(Path(name.lower()), tensor_parallel=None, compare=True)
     assert time.perf_counter() - start < STARTUP_BOUND / 2
-    assert name in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert text.startswith(f"{name}: ")
+    assert (f"{DEVICES[name]} are the fewest that hold it" in text) == (DEVICES[name] > 1)
+
+
+def test_devices_that_somebody_chose_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ({"tensor_parallel": 1}, {"device": "RTX4090", "tensor_parallel": None}):
+        with pytest.raises(CapacityError, match="has no room for states and KV beside 850 GiB of weights"):
+            plan(Path("MiniMax-Text-01"), **options)
+    with pytest.raises(CapacityError, match="too little for one request"):  # more devices are no answer
+        plan(Path("MiniMax-Text-01"), memory="1MiB", tensor_parallel=None)
+    with pytest.raises(ConfigError, match="--tensor-parallel is 3, which does not divide"):
+        plan(Path("MiniMax-Text-01"), tensor_parallel=3)
+    plan(Path("MiniMax-Text-01"), tensor_parallel=16, as_json=True)
+    assert json.loads(capsys.readouterr().out)["devices"] == 16
 
 
 def test_what_a_person_reads(

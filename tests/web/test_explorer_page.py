@@ -40,7 +40,7 @@ def facts_of(ledger: Ledger) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["Qwen3.5-0.8B", "Kimi-Linear-48B-A3B", "Jamba-v0.1 (1.5-mini)", "Mamba2-2.7B", "Granite-4.0-Micro"],
+    ["Qwen3.5-0.8B", "Kimi-Linear-48B-A3B", "Jamba-1.5-mini", "Mamba2-2.7B", "Granite-4.0-Micro"],
 )
 def test_values_are_the_ledgers(name: str, explorer: str, open_page: Open) -> None:
     page = open_page(f"{explorer}/?model={name}&tokens=1000")

@@ -35,7 +35,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "Nemotron-3-Super-120B-A12B": "nemotron-3-super-120b-a12b",
     },
     "Jamba": {
-        "Jamba-v0.1 (1.5-mini)": "jamba-v0.1",
+        "Jamba-v0.1": "jamba-v0.1",
+        "Jamba-1.5-mini": "jamba-v0.1",  # the same dims
         "Jamba-1.5-large": "jamba-1.5-large",
         "Jamba-Reasoning-3B": "jamba-reasoning-3b",
     },

@@ -1,0 +1,43 @@
+"""Which config a command was given: a folder, a file, the name of a published model, or none.
+
+Owns the way from what people type to a file, and the name under which it is shown. Must not import torch.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+from denim.errors import ConfigError
+from denim.spec import embedded_model
+from denim.spec.published import published_configs
+
+
+class Config(NamedTuple):
+    """`place` is a folder or a file that is there; `published`: it came with the package."""
+
+    name: str
+    place: Path
+    published: bool = False
+
+
+def find_config(asked: Path | None) -> Config:
+    """What lies at `asked`, else the published model of that name in either case; None: the embedded model.
+
+    Raises ConfigError, with names that are near, where there is neither.
+    """
+    place = embedded_model() if asked is None else asked
+    if place.is_dir() or place.name == "config.json":
+        return Config((place if place.is_dir() else place.parent).resolve().name, place)
+    if place.exists():
+        return Config(place.stem, place)
+    known = published_configs()
+    by_lower = {name.lower(): name for name in known}
+    if (name := by_lower.get(str(asked).lower())) is not None:
+        return Config(name, known[name], published=True)
+    near = [by_lower[name] for name in get_close_matches(str(asked).lower(), by_lower, n=3, cutoff=0.5)]
+    raise ConfigError(
+        f"{asked} does not exist; give a model folder, the path of a config.json, or the name of a published "
+        f"model, such as {', '.join(near or list(known)[:3])}"
+    )

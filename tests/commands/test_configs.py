@@ -1,0 +1,36 @@
+"""What people type where a config is due."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from denim.commands.configs import find_config
+from denim.errors import ConfigError
+from denim.spec import embedded_model
+from denim.spec.published import published_configs
+
+
+def test_a_folder_a_file_a_name_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "My-Model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({}))
+    (tmp_path / "other.json").write_text(json.dumps({}))
+    assert find_config(folder) == ("My-Model", folder, False)
+    assert find_config(folder / "config.json") == ("My-Model", folder / "config.json", False)
+    assert find_config(tmp_path / "other.json") == ("other", tmp_path / "other.json", False)
+    assert find_config(None) == ("denim-tiny", embedded_model(), False)
+    for typed in ("Nemotron-H-8B", "nemotron-h-8b"):
+        assert find_config(Path(typed)) == ("Nemotron-H-8B", published_configs()["Nemotron-H-8B"], True)
+    (tmp_path / "Nemotron-H-8B").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert not find_config(Path("Nemotron-H-8B")).published, "what lies here goes first"
+
+
+def test_names_that_are_near_are_offered() -> None:
+    with pytest.raises(ConfigError, match=r"such as .*MiniMax-Text-01"):
+        find_config(Path("minimax-text"))
+    with pytest.raises(ConfigError, match="/no/such/model does not exist; give a model folder"):
+        find_config(Path("/no/such/model"))
