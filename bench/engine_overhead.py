@@ -4,7 +4,7 @@
 
 On a CPU a step's time less the time inside the model's forward and head: scheduling, packing, sampling, stop
 rules, detokenisation. On a CUDA device, where steps overlap and are replayed from graphs, a step's time less
-the time in waits for the device: all that the host does, launches among it.
+the time in waits for the device, and apart from it what CUDA takes to launch the step's graph.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from denim.engine.options import EngineOptions
 STEPS = 200
 PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=STEPS + 8, ignore_eos=True),
+    "greedy, token ids": SamplingParams(
+        temperature=0, max_tokens=STEPS + 8, ignore_eos=True, detokenize=False
+    ),
     "sampled": SamplingParams(temperature=0.7, top_p=0.9, top_k=40, max_tokens=STEPS + 8, ignore_eos=True),
 }
 
@@ -49,19 +52,26 @@ class TimedModel:
         return self._timed(self.model.logits, hidden)
 
 
-class Waits:
-    """Adds up the time that the host waits for events of the device."""
+class DeviceCalls:
+    """Adds up the time that the host waits for events of the device (`seconds`), and that it takes to launch
+    graphs (`launching`)."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        wait = torch.cuda.Event.synchronize
+        self.seconds = self.launching = 0.0
+        wait, replay = torch.cuda.Event.synchronize, torch.cuda.CUDAGraph.replay
 
-        def timed(event: torch.cuda.Event) -> None:
+        def timed_wait(event: torch.cuda.Event) -> None:
             begin = time.perf_counter()
             wait(event)
             self.seconds += time.perf_counter() - begin
 
-        torch.cuda.Event.synchronize = timed  # type: ignore[method-assign]
+        def timed_replay(graph: torch.cuda.CUDAGraph) -> None:
+            begin = time.perf_counter()
+            replay(graph)
+            self.launching += time.perf_counter() - begin
+
+        torch.cuda.Event.synchronize = timed_wait  # type: ignore[method-assign]
+        torch.cuda.CUDAGraph.replay = timed_replay  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -73,34 +83,35 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     core = EngineCore(EngineOptions(device=args.device, memory="1GiB"))
-    timed: TimedModel | Waits
-    if args.device == "cuda":
-        timed = Waits()
-    else:
-        timed = core.runner.forward.model = TimedModel(core.loaded.model)
-    others = "forward ms" if args.device == "cpu" else "waiting ms"
+    cuda = args.device == "cuda"
+    timed: Any = DeviceCalls() if cuda else TimedModel(core.loaded.model)
+    if not cuda:
+        core.runner.forward.model = timed
     rows = []
     for name, params in PARAMS.items():
         for i in range(args.batch):
             core.add(f"Request number {i} says", params)
         core.step()
-        outside, inside = [], []
+        outside, inside, launching = [], [], []
         for _ in range(STEPS):
             timed.seconds = 0.0
+            if cuda:
+                timed.launching = 0.0
             begin = time.perf_counter()
             core.step()
             outside.append(time.perf_counter() - begin - timed.seconds)
             inside.append(timed.seconds)
+            launching.append(timed.launching if cuda else 0.0)
         for request_id in list(core.requests):
             core.abort(request_id)
-        rows.append(
-            {
-                "sampling": name,
-                "batch": args.batch,
-                "host ms" if args.device == "cuda" else "outside forward ms": median(outside) * 1e3,
-                others: median(inside) * 1e3,
-            }
-        )
+        row: dict[str, Any] = {"sampling": name, "batch": args.batch}
+        if cuda:
+            python = [all_ - launch for all_, launch in zip(outside, launching, strict=True)]
+            row |= {"python ms": median(python) * 1e3, "graph launch ms": median(launching) * 1e3}
+            row["waiting ms"] = median(inside) * 1e3
+        else:
+            row |= {"outside forward ms": median(outside) * 1e3, "forward ms": median(inside) * 1e3}
+        rows.append(row)
     write(args.json, args.device, rows)
 
 
