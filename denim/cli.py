@@ -361,6 +361,25 @@ def verify(
         raise typer.Exit(OTHER_ERROR)
 
 
+cache = typer.Typer(help="The prefix cache.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
+
+
+@cache.command("inspect")
+def cache_inspect(
+    where: Annotated[
+        str, typer.Argument(metavar="WHERE", help="URL of `denim serve`, a disk_cache, or a snapshot's JSON.")
+    ] = "http://127.0.0.1:8000",
+    api_key: Annotated[str | None, typer.Option(help="Key of the server.", envvar="DENIM_API_KEY")] = None,
+    most: Annotated[int, typer.Option(help="Most nodes that are drawn.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """The tree of prefixes as it stands: positions, checkpoints, bytes, hits."""
+    from denim.commands.cache_inspect import show_cache
+
+    show_cache(where, api_key, most, as_json)
+
+
 study = typer.Typer(
     help="Measurements of the method itself: a table, a JSON file and a picture each.", no_args_is_help=True
 )

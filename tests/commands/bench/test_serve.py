@@ -1,0 +1,176 @@
+"""`denim bench serve` against Denim's own server, and against one that chunks in other ways."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from denim import AsyncEngine
+from denim.commands.bench.serve import base_of, bench_serve
+from denim.commands.bench.workload import Wishes
+from denim.errors import ConfigError
+from denim.ledger.lengths import Lengths
+from tests.commands.bench.fake_server import Manner, fake_server
+from tests.server.live import live
+
+
+def wishes(**changes: Any) -> Wishes:
+    plain = {
+        "requests": 6,
+        "turns": 1,
+        "prompts": Lengths.fixed(50),
+        "outputs": Lengths.fixed(12),
+        "paired": False,
+        "rate": math.inf,
+        "think": 0.0,
+        "shared": 0,
+        "prefixes": 1,
+        "seed": 0,
+    }
+    return Wishes(**(plain | changes))
+
+
+def bench(url: str, capsys: pytest.CaptureFixture[str], asked: Wishes | None = None, **options: Any) -> dict:
+    plain: dict[str, Any] = {
+        "model": None,
+        "chat": True,
+        "key": None,
+        "concurrency": None,
+        "limits": {},
+        "timeout": 30.0,
+        "out": None,
+        "as_json": True,
+    }
+    bench_serve(url, wishes=asked or wishes(), **(plain | options))
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[str]:
+    engine = AsyncEngine(memory="32MiB", max_num_seqs=8, max_model_len=2048)
+    with live(engine) as server:
+        yield server.url
+    asyncio.run(engine.check())
+    asyncio.run(engine.close())
+
+
+def test_our_own_server(own: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked = wishes(requests=12, turns=3, shared=100, prefixes=2, rate=50.0)
+    result = bench(own, capsys, asked, limits={"ttft": 60.0}, out=tmp_path)
+    assert result["model"] == "denim-tiny" and result["endpoint"] == "chat"
+    assert (result["completed"], result["errors"]) == (12, {})
+    assert result["ignores_eos"] and result["output_tokens"] == 12 * 12
+    for one in result["measured"]:
+        assert one["output_tokens"] == 12 and one["finish_reason"] == "length"
+    # Turns are as long as was asked for, as the server counts, to a tenth.
+    turns = result["turns"]
+    assert [row["requests"] for row in turns] == [4, 4, 4]
+    assert turns[0]["mean_prompt_tokens"] == pytest.approx(150 + result["template_tokens"], rel=0.1)
+    assert turns[1]["mean_cached_tokens"] > turns[0]["mean_prompt_tokens"] / 2
+    assert result["goodput"]["share"] == 1
+    assert result["first_token"]["p50"] > 0 and result["per_token"]["p50"] > 0
+    assert json.loads((tmp_path / "bench-serve.json").read_text()) == result
+    assert (tmp_path / "bench-serve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_our_own_server_by_completions(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = bench(own, capsys, chat=False, concurrency=2)
+    assert result["completed"] == 6 and result["output_tokens"] == 72
+    in_work = [
+        sum(one["sent"] < other["ended"] and other["sent"] < one["ended"] for other in result["measured"])
+        for one in result["measured"]
+    ]
+    assert max(in_work) <= 3  # itself, one beside it, and whoever took that one's place
+
+
+@pytest.mark.parametrize("usage", ["each", "last", "none"])
+@pytest.mark.parametrize("chat", [True, False])
+def test_other_chunking(usage: str, chat: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Five tokens a piece, CRLF, the network cut into 7 bytes, no [DONE]."""
+    manner = Manner(per_piece=5, pause=0.01, usage=usage, wire=7, crlf=True, done=False)
+    with fake_server(manner) as url:
+        result = bench(url, capsys, chat=chat)
+    assert result["completed"] == 6 and result["errors"] == {}
+    assert {len(one["pieces"]) for one in result["measured"]} == {3}  # 5, 5 and 2 tokens
+    if usage == "none":
+        assert (result["output_tokens"], result["output_tokens_are"]) == (18, "pieces")
+        assert result["prompt_tokens"] is None and result["template_tokens"] is None
+    else:
+        assert (result["output_tokens"], result["output_tokens_are"]) == (72, "tokens")
+        assert result["prompt_tokens"] == 6 * 55  # a word is a token there, and 5 are the template's
+        assert result["words_per_token"] == 1
+    assert result["between_pieces"]["p50"] >= 0.01
+    if usage != "none":
+        assert result["per_token"]["p50"] < result["between_pieces"]["p50"] / 2
+
+
+def test_a_server_that_refuses_what_is_not_standard(capsys: pytest.CaptureFixture[str]) -> None:
+    manner = Manner(refused=("ignore_eos", "continuous_usage_stats"))
+    with fake_server(manner) as url:
+        result = bench(url, capsys)
+        bench_serve(
+            url,
+            "fake",
+            wishes(),
+            chat=True,
+            key=None,
+            concurrency=None,
+            limits={"e2e": 9.0},
+            timeout=9.0,
+            out=None,
+            as_json=False,
+        )
+    assert result["completed"] == 6 and not result["ignores_eos"] and result["output_tokens"] == 72
+    assert "ignore_eos" not in manner.seen[-1]
+    shown = capsys.readouterr().out
+    assert "the server refuses ignore_eos" in shown and "goodput (e2e ≤ 9 s)" in shown
+    assert "first token" in shown and "6 of 6 requests" in shown
+
+
+def test_multi_turn_sends_the_answers_back(capsys: pytest.CaptureFixture[str]) -> None:
+    manner = Manner()
+    with fake_server(manner) as url:
+        bench(url, capsys, wishes(requests=2, turns=2, shared=8, think=0.01))
+    roles = [message["role"] for message in manner.seen[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
+    assert manner.seen[-1]["messages"][2]["content"] == "é\u2028 " * 12
+
+
+def test_errors_in_mid_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    manner = Manner(per_piece=4, fail_after=2)  # the two prompts before the run have one piece
+    with fake_server(manner) as url, pytest.raises(ConfigError, match="no request was completed: the engine"):
+        bench(url, capsys, wishes(requests=4, turns=2))
+    assert json.loads(capsys.readouterr().out)["errors"] == {"the engine died": 2}
+
+
+def test_arrivals_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(Manner(pause=0.02)) as url:
+        result = bench(url, capsys, wishes(requests=8, rate=20.0))
+    sent = [one["sent"] for one in result["measured"]]
+    assert sent == sorted(sent) and sent[-1] > 0.1
+    assert max(sent) < result["seconds"]
+
+
+def test_what_cannot_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(Manner(refused=("model",))) as url:
+        with pytest.raises(ConfigError, match="with model 'fake': status 400: unknown field model"):
+            bench(url, capsys)
+        with pytest.raises(ConfigError, match="--concurrency is 0"):
+            bench(url, capsys, concurrency=0)
+        with pytest.raises(ConfigError, match="--timeout is 0"):
+            bench(url, capsys, timeout=0.0)
+    with pytest.raises(ConfigError, match="names no model"):
+        bench(url, capsys)
+    with pytest.raises(ConfigError, match="cannot be measured with model 'x': ConnectError"):
+        bench(url, capsys, model="x")
+
+
+@pytest.mark.parametrize("given", ["127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1/"])
+def test_addresses(given: str) -> None:
+    assert base_of(given) == "http://127.0.0.1:8000/v1"
