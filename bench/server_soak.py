@@ -33,7 +33,7 @@ WARM = 600  # requests before the first look: buffers, code and allocators have 
 CALM = 10.0  # seconds in which everything must have come back
 QUARTERS = 4  # of the requests, with a look after each: what leaks grows from look to look
 # Memory may differ by so much: an allocator's holes come and go, and the largest requests that happen to meet
-# leave theirs. A page of KV for each request would be 80 MiB.
+# leave theirs. Records left behind by the requests would be more.
 SLACK_MIB = 32.0
 
 SHARED = "You are the clerk of the Senate. Answer in the words of the annual messages. " * 4
