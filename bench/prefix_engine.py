@@ -22,8 +22,8 @@ from denim.sampling_params import SamplingParams
 
 FIRST = SamplingParams(temperature=0, max_tokens=1)
 ROUNDS = 5
-ANSWER = 128  # tokens of a turn's answer
-QUESTION = 100  # tokens that the second turn adds
+# A conversation: tokens of the first prompt, of the answer, and of what the second turn adds.
+FIRST_TURN, ANSWER, QUESTION = 3000, 100, 128
 
 
 def first_tokens(core: EngineCore, prompts: list[list[int]]) -> tuple[float, int]:
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    longest = args.shared + args.own + ANSWER + QUESTION + 1
+    longest = max(args.shared + args.own, FIRST_TURN + ANSWER + QUESTION) + 1
     options = {"memory": args.memory, "max_model_len": longest, "max_num_seqs": args.requests}
     warm, cold = (
         engine(args.model, "bfloat16", args.device, checkpoint_policy=policy, **options)
@@ -108,7 +108,7 @@ def main() -> None:
     )
     measure(
         "second turn",
-        lambda: [answered(warm, behind(shared, args.own, next(seeds))) + prompt_of(QUESTION, next(seeds))],
+        lambda: [answered(warm, prompt_of(FIRST_TURN, next(seeds))) + prompt_of(QUESTION, next(seeds))],
     )
     write(args.json, args.device, rows)
 
