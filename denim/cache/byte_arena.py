@@ -41,6 +41,12 @@ class ByteArena:
         """`n` entries, each held once; None, and nothing taken, when there is no room."""
         if not self.can_alloc({name: n}):
             return None
+        return self.alloc_freely(name, n)
+
+    def alloc_freely(self, name: str, n: int) -> list[int]:
+        """`n` entries that are there already, each held once, even if they take more than the capacity."""
+        if not n:
+            return []
         ids = [next(self._ids) for _ in range(n)]
         self._holders[name].update(dict.fromkeys(ids, 1))
         self.free -= n * self._bytes[name]

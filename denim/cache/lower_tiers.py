@@ -19,17 +19,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from denim.cache.disk_tier import DiskTier
 from denim.cache.landing import Landing, MakeRoom, land
 from denim.cache.node import Node, Tokens
 from denim.cache.prefix_cache import Lease, PrefixCache
 from denim.cache.tier import Tier
 from denim.memory.layout import PAGE, SLOT
 from denim.memory.transfer import Transfer
-
-if TYPE_CHECKING:
-    from denim.cache.disk_tier import DiskTier
 
 Pays = Callable[[int, int, int, str], bool]
 """pays(start, end, bytes, tier): whether bringing so many bytes up from `tier` ("host", "disk") beats
@@ -92,6 +90,7 @@ class LowerTiers:
         self._planned: dict[int, _Coming] = {}  # likewise
         self._coming: dict[int, _Coming] = {}  # launched
         self._unwritten: OrderedDict[Node, None] = OrderedDict()  # on the host, not in a file; oldest first
+        host.backed = disk is not None
         cache.leaving = self._leave
 
     # Down
@@ -207,6 +206,16 @@ class LowerTiers:
                 node, _ = self._unwritten.popitem(last=False)
                 if node.checkpoint is not None:
                     self.disk.write(*self.host.tree.sequence(node), node)
+
+    def write_out(self) -> None:
+        """Wait until everything in host memory is in files, as far as they have room for it."""
+        if self.disk is None:
+            return
+        self.arrive()
+        while self._unwritten:
+            self.disk.finish()
+            self.arrive()
+        self.disk.finish()
 
     @property
     def awaited(self) -> bool:

@@ -46,6 +46,8 @@ class Tier:
         page, slot = (layout.size_class(n).stride if layout.has(n) else 0 for n in (PAGE, SLOT))
         self.order = make_order(Worth(self.tree, flops, page, slot))
         self.counts: Counter[str] = Counter()
+        self.backed = False  # whether what leaves lies in a tier below, so that nobody need be turned down
+        self.on_drop: Callable[[Node], None] | None = None  # told of each checkpoint that leaves
         self._has_room = has_room or self.arena.can_alloc
 
     # Lookups
@@ -106,6 +108,8 @@ class Tier:
 
     def drop(self, node: Node) -> None:
         """The checkpoint at `node` leaves."""
+        if self.on_drop is not None:
+            self.on_drop(node)
         self.order.evicted(node)
         self.tree.remove(node, LEFT)
         self.counts["evicted"] += 1
@@ -140,7 +144,7 @@ class Tier:
     def _make_room(self, need: Mapping[str, int], node: Node) -> bool:
         while not self._has_room(need):
             victim = self.order.victim(keep=None)
-            if victim is None or victim.users or not self.order.pays(node, victim):
+            if victim is None or victim.users or not (self.backed or self.order.pays(node, victim)):
                 return False
             self.drop(victim)
         return True

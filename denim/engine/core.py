@@ -80,7 +80,7 @@ class EngineCore:
         )
         self._tiers = None
         if options.checkpoint_policy != "none" and parse_bytes("host_memory", options.host_memory):
-            self._tiers = PrefixTiers(options, spec, self.layout, self._storage)
+            self._tiers = PrefixTiers(options, spec, self.loaded.model, self.layout, self._storage)
         self._forward = Forward(
             self.loaded.model,
             self._storage,
@@ -241,6 +241,21 @@ class EngineCore:
         """Forget all prefixes. Requests that run keep what they began from, and leave nothing behind."""
         with self._books():
             self.scheduler.prefixes.reset()
+
+    def close(self) -> None:
+        """Bring all checkpoints to the files, where there are any, and let others use them; memory is empty
+        then. Requests that run end with finish_reason "abort". The engine is not to be used afterwards."""
+        for id_ in list(self.requests):
+            self.abort(id_)
+        self.settle()
+        if self._tiers is None or not self._tiers.has_files:
+            return
+        while (plan := self.scheduler.put_away()) is not None:
+            self.runner.launch(plan)
+            self.scheduler.launched(plan)
+            self.scheduler.update(plan, {})
+            self.scheduler.prefixes.write_out()
+        self._tiers.close()
 
     @property
     def has_work(self) -> bool:

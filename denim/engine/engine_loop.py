@@ -169,8 +169,7 @@ class EngineLoop:
 
     def _end_all(self) -> None:
         if self.core is not None:
-            for id_ in list(self.core.requests):
-                self.core.abort(id_)
+            self.core.close()
 
     # Questions of its own
 
@@ -180,7 +179,7 @@ class EngineLoop:
             return
         for id_ in list(self.core.requests):
             self._tell(self.core.abort(id_))
-        self.core.settle()  # a step that is still on its way uses the memory
+        self.core.close()
         self.core = None
         gc.collect()
         if torch.cuda.is_available():

@@ -167,6 +167,18 @@ class LLM:
         with self._turn:
             self.core.check()
 
+    def close(self) -> None:
+        """Bring all checkpoints to the files, where there are any (`disk_cache`). The engine is not to be
+        used afterwards; `with LLM(…) as llm` does it at the end."""
+        with self._turn:
+            self.core.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def reset_prefix_cache(self) -> None:
         """Forget all prefixes. Requests that run keep what they began from, and leave nothing behind."""
         with self._turn:

@@ -29,7 +29,6 @@ LIMITS = {"page_size": 4096, "chunk_size": 512}
 
 # Options of the stable interface whose feature has not landed, with the one value that is right without it.
 NOT_YET = {
-    "disk_cache": (None, "there is no disk tier"),
     "speculative": (None, "there is no speculation"),
     "deterministic": (False, "logits are not bit-equal across batches"),
     "tensor_parallel_size": (1, "one device is used"),
@@ -72,6 +71,9 @@ class EngineOptions:
         ask for; "align" and "all": fixed blocks, as other engines do.
     host_memory: host memory for checkpoints that leave the arena, and the pages before them; pinned with a
         CUDA device. 0: they are gone.
+    disk_cache: a directory; what goes to host memory is written there behind it, and found again after a
+        restart. It belongs to one model and layout, and to one engine at a time. None: no files.
+    disk_space: the most that its files may take.
     checkpoint_dtype: of recurrent states in checkpoints that left the arena: "bfloat16" or "int8" take less
         memory and are not exact; "auto": as they are.
     debug: freed slots and pages are filled with NaN, and invariants are checked after every step.
@@ -88,7 +90,8 @@ class EngineOptions:
     kv_dtype: str = "auto"
     checkpoint_dtype: str = "auto"
     host_memory: int | str = 0
-    disk_cache: str | None = None
+    disk_cache: str | Path | None = None
+    disk_space: int | str = "16GiB"
     page_size: int = 16
     chunk_size: int = 64
     async_scheduling: bool | None = None
@@ -149,7 +152,16 @@ class EngineOptions:
                 f"model={self.model!r} must be the path of a model folder, or None for denim-tiny"
             )
         parse_bytes("swap_space", self.swap_space)
-        parse_bytes("host_memory", self.host_memory)
+        parse_bytes("disk_space", self.disk_space)
+        host_memory = parse_bytes("host_memory", self.host_memory)
+        if self.disk_cache is not None:
+            if not isinstance(self.disk_cache, str | Path) or not str(self.disk_cache):
+                raise ConfigError(f"disk_cache={self.disk_cache!r} must be the path of a directory, or None")
+            if not host_memory or self.checkpoint_policy == "none":
+                raise ConfigError(
+                    f"disk_cache={str(self.disk_cache)!r} needs host_memory, through which prefixes come and"
+                    ' go, and a checkpoint_policy other than "none"; set them, or leave disk_cache out'
+                )
         if isinstance(self.memory, float):
             if not 0 < self.memory <= 1:
                 raise ConfigError(f"memory={self.memory!r}: a fraction must lie above 0 and be at most 1")

@@ -80,6 +80,14 @@ class HostMemory:
         blocks = [self._blocks_of(entry, 1)[0] for entry in entries]
         return self._pieces(blocks, len(blocks) * self.form.page_bytes)
 
+    def slot_buffers(self, entry: int) -> list[memoryview]:
+        """`slot_bytes` for whoever reads and writes files."""
+        return [_buffer(piece) for piece in self.slot_bytes(entry)]
+
+    def page_buffers(self, entry: int) -> list[memoryview]:
+        """The bytes of one page for whoever reads and writes files."""
+        return [_buffer(piece) for piece in self.page_bytes([entry])]
+
     def _blocks_of(self, entry: int, count: int) -> list[int]:
         blocks = self._of.get(entry)
         if blocks is None:
@@ -158,6 +166,11 @@ class HostMemory:
                 copy_across(pieces, [row[: form.slot_bytes]])
         if transfer.pages:
             copy_across(self.page_bytes(transfer.host_pages), storage.parts(PAGE, transfer.pages))
+
+
+def _buffer(piece: Tensor) -> memoryview:
+    array: Any = piece.numpy()
+    return memoryview(array)
 
 
 def _pin(blocks: Tensor) -> None:

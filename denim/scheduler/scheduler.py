@@ -161,6 +161,19 @@ class Scheduler:
             )
         return None
 
+    def put_away(self) -> StepPlan | None:
+        """A step that brings one checkpoint to the lower tiers, the cheapest first; None: the device holds
+        none. Not to be called while requests run."""
+        cache, tiers = self.prefixes.cache, self.prefixes.tiers
+        victim = cache.order.victim(None) if cache is not None else None
+        if cache is None or tiers is None or victim is None:
+            return None
+        self._step = StepDraft()
+        cache.evict(victim)
+        stores, loads = tiers.take()
+        moves = self._holdings.compactor.take()
+        return self._step.plan._replace(moves=moves, stores=stores, loads=loads)
+
     def moved(self, name: str, targets: Mapping[int, int]) -> int:
         """A `Holder`: requests and the plan in the making learn the new ids of entries."""
         self._step.moved(name, targets)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
@@ -54,8 +55,9 @@ class Way:
     recycled: before the first request others have used the memory, and were aborted or ended.
     warm: the same requests have run before, in the same way; these here begin from what those left.
     moving: before every step some live entries move to other places.
-    pushed: before every few steps all checkpoints are pushed out of the arena, and whatever lies in a lower tier
-        is brought up from there, however short it is.
+    pushed: before every few steps all checkpoints are pushed out of the arena, and whatever lies in a lower
+        tier is brought up from there, however short it is.
+    files: what is in host memory is written to a fresh directory, and pushed out of host memory likewise.
     forks: completions asked of every request that asks for one; all must be alike (greedy) or equal what
         the request with the next seed gives (random).
     shuffled: requests come in another order, with random priorities.
@@ -70,6 +72,7 @@ class Way:
     warm: bool = False
     moving: bool = False
     pushed: bool = False
+    files: bool = False
     forks: int = 1
     shuffled: bool = False
     seed: int = 0
@@ -103,9 +106,9 @@ def warm(policy: str) -> Change:
     return lambda way: replace(way, warm=True).with_options(checkpoint_policy=policy)
 
 
-def pushed(**options: Any) -> Change:
+def pushed(files: bool) -> Change:
     """Checkpoints live in lower tiers, and come up from there."""
-    return lambda way: replace(way, pushed=True).with_options(**options)
+    return lambda way: replace(way, pushed=True, files=files).with_options(host_memory="16MiB")
 
 
 AXES: dict[str, dict[str, Change]] = {
@@ -121,7 +124,7 @@ AXES: dict[str, dict[str, Change]] = {
         "cold": change(),
         **{name: warm(name) for name in ("auto", "ends", "align", "all")},
     },
-    "tiers": {"none": change(), "host": pushed(host_memory="16MiB")},
+    "tiers": {"none": change(), "host": pushed(False), "files": pushed(True)},
     "slots": {"fresh": change(), "recycled": change(recycled=True)},
     "forks": {"1": change(), "3": change(forks=3)},
     "order": {"given": change(), "shuffled": change(shuffled=True)},
@@ -186,6 +189,7 @@ def run(folder: Path, cases: Sequence[Case], way: Way = COLD) -> Run:
     if way.warm:
         _Driver(core, cases, replace(way, bump=0)).drive()
     driver.drive()
+    core.scheduler.prefixes.write_out()
     stats = core.stats()
     assert not core.has_work
     assert [stats[kind]["used"] for kind in ("slabs", "pages", "slots")] == [0, 0, 0], stats
@@ -193,12 +197,15 @@ def run(folder: Path, cases: Sequence[Case], way: Way = COLD) -> Run:
     core.reset_prefix_cache()
     core.check()
     assert core.arena.stats()["slabs"]["used"] == 0, "the prefix cache held on to something"
+    core.close()
     return Run(driver.outputs, driver.preemptions, stats)
 
 
 def make_core(folder: Path, cases: Sequence[Case], way: Way) -> EngineCore:
     longest = max(len(case.prompt) + (case.params.max_tokens or 0) for case in cases)
     options = {"max_model_len": longest, "max_num_seqs": 64, "debug": True, "device": DEVICE, **way.options}
+    if way.files and options.get("checkpoint_policy") != "none":
+        options.setdefault("disk_cache", tempfile.mkdtemp(prefix="denim-files-"))
     loaded = load(EngineOptions.of(model=folder, **options))
     page_size, records = (
         options.get("page_size", EngineOptions.page_size),
@@ -296,7 +303,11 @@ class _Driver:
                 compactor._move(size.name, self.chance.sample(held, n), self.chance.sample(free, n))
 
     def _push_out(self) -> None:
-        cache = self.core.scheduler.prefixes.cache
+        cache, tiers = self.core.scheduler.prefixes.cache, self.core.scheduler.prefixes.tiers
+        if tiers is not None and tiers.disk is not None:
+            tiers.write_out()
+            for node in [node for node in tiers.host.nodes() if not node.users]:
+                tiers.host.drop(node)
         while cache is not None and (victim := cache.order.victim(None)) is not None:
             cache.evict(victim)
 

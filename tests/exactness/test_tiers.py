@@ -3,12 +3,15 @@ happens meanwhile."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from denim.engine.cache_wishes import CacheWishes
 from denim.engine.core import EngineCore
+from denim.errors import ConfigError
 from denim.sampling_params import SamplingParams
 from tests.exactness.conftest import Model
 from tests.exactness.harness import Case, Way, greedy, make_core, run, tokens_of
@@ -33,6 +36,13 @@ def push_out(core: EngineCore) -> None:
     core.add([1, 2], SamplingParams(max_tokens=1))
     while core.has_work:
         core.step()
+
+
+def restarted(core: EngineCore, model: Model, **options: Any) -> EngineCore:
+    """Another process on the same files."""
+    directory = core.options.disk_cache
+    core.close()
+    return core_of(model, disk_cache=directory, **options)
 
 
 def loaded(core: EngineCore) -> int:
@@ -66,7 +76,7 @@ def test_every_tensor_of_a_slot_comes_back(dense: Model) -> None:
 
     before = content()
     push_out(core)
-    ask(core, shared + [1, 2, 3])
+    ask(core, [*shared, 1, 2, 3])
     assert loaded(core) == 100
     assert all(torch.equal(a, b) for a, b in zip(before, content(), strict=True))
 
@@ -192,3 +202,116 @@ def test_no_host_memory_is_left_behind(dense: Model) -> None:
     core.check()
     assert len(memory._free) == memory.num_blocks
     assert ask(core, tokens_of(90, 0, VOCAB)).num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 64, 65, SHARED])
+def test_prefixes_survive_a_restart(dense: Model, tmp_path: Path, length: int) -> None:
+    """OF-11, PN-16: what was saved hits in the next process, at its end and where it parts from another."""
+    core = core_of(dense, disk_cache=tmp_path)
+    shared = tokens_of(length, 0, VOCAB)
+    leave(core, shared)
+    core = restarted(core, dense)
+    output = judged(dense, ask(core, shared + tokens_of(20, 1, VOCAB)))
+    assert output.num_cached_tokens == length == core.stats()["tiers"]["disk"]["loaded_tokens"]
+    fork = judged(dense, ask(core, shared + tokens_of(20, 2, VOCAB)))
+    assert fork.num_cached_tokens == length
+    core.close()
+
+
+def test_a_conversation_goes_on_after_a_restart(dense: Model, tmp_path: Path) -> None:
+    """OF-10, OF-17: the answer's tokens are reused too, and reading and going on change no file."""
+    core = core_of(dense, disk_cache=tmp_path)
+    history = tokens_of(80, 0, VOCAB)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    for turn in range(3):
+        output = judged(dense, ask(core, history, params))
+        assert output.num_cached_tokens == (len(history) - 6 if turn else 0)
+        history = [*history, *output.outputs[0].token_ids, *tokens_of(5, turn, VOCAB)]
+        core.close()
+        before = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
+        core = core_of(dense, disk_cache=tmp_path)
+        judged(dense, ask(core, history[:-1], params))
+        core.scheduler.prefixes.write_out()
+        after = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
+        assert before.items() <= after.items()
+    core.close()
+
+
+def test_a_process_that_is_killed_leaves_what_had_gone_out(dense: Model, tmp_path: Path) -> None:
+    """Without a farewell: what host memory held is in files, and half-written ones are no harm."""
+    core = core_of(dense, disk_cache=tmp_path)
+    first, second = (tokens_of(90, seed, VOCAB) for seed in (0, 1))
+    leave(core, first)
+    push_out(core)
+    core.scheduler.prefixes.write_out()
+    leave(core, second)
+    core._tiers.close()  # the lock goes with the process
+    (tmp_path / "000000000099-state.safetensors.tmp").write_bytes(b"half")
+    (tmp_path / "000000000098-state.safetensors").write_bytes(b"")
+    core = core_of(dense, disk_cache=tmp_path)
+    assert judged(dense, ask(core, [*first, 1, 2])).num_cached_tokens == 90
+    assert judged(dense, ask(core, [*second, 1, 2])).num_cached_tokens == 0
+    core.close()
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_aborted_while_files_are_read(dense: Model, tmp_path: Path, steps: int) -> None:
+    core = core_of(dense, disk_cache=tmp_path)
+    prompt = tokens_of(200, 0, VOCAB)
+    leave(core, prompt)
+    core = restarted(core, dense)
+    id_ = core.add([*prompt, 1], PARAMS)
+    for _ in range(steps):
+        core.step()
+    core.abort(id_)
+    core.check()
+    assert judged(dense, ask(core, [*prompt, 1])).num_cached_tokens == 200
+    core.close()
+
+
+def test_salts_are_apart_in_files(dense: Model, tmp_path: Path) -> None:
+    """LO-06."""
+    core = core_of(dense, disk_cache=tmp_path)
+    prompt = tokens_of(70, 0, VOCAB)
+    ask(core, prompt, cache=CacheWishes("a"))
+    core = restarted(core, dense)
+    for salt, cached in (("b", 0), (None, 0), ("a", 69)):
+        assert judged(dense, ask(core, prompt, cache=CacheWishes(salt))).num_cached_tokens == cached
+    core.close()
+
+
+def test_reset_forgets_files_too(dense: Model, tmp_path: Path) -> None:
+    core = core_of(dense, disk_cache=tmp_path)
+    leave(core, tokens_of(70, 0, VOCAB))
+    core = restarted(core, dense)
+    core.reset_prefix_cache()
+    assert ask(core, tokens_of(71, 0, VOCAB)).num_cached_tokens == 0
+    core.reset_prefix_cache()
+    core.close()
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ("moe", "model"),
+        ("tied", "model"),
+        ({"page_size": 4}, "page_size"),
+        ({"kv_dtype": "bfloat16"}, "kv_dtype"),
+        ({"checkpoint_dtype": "int8"}, "checkpoint_dtype"),
+    ],
+)
+def test_files_of_another_model_or_layout(
+    models: dict[str, Model], tmp_path: Path, other: Any, named: str
+) -> None:
+    """Refused at the start, with what differs; the same model with another memory or budget is welcome."""
+    core = core_of(models["dense"], disk_cache=tmp_path)
+    leave(core, tokens_of(70, 0, VOCAB))
+    core.close()
+    model = models[other] if isinstance(other, str) else models["dense"]
+    options = {} if isinstance(other, str) else other
+    with pytest.raises(ConfigError, match=f"belongs to something else .*{named}"):
+        core_of(model, disk_cache=tmp_path, **options)
+    core = core_of(models["dense"], 500, disk_cache=tmp_path, max_num_batched_tokens=64, deferred_writes=4)
+    assert ask(core, [*tokens_of(70, 0, VOCAB), 1]).num_cached_tokens == 70
+    core.close()
