@@ -80,6 +80,12 @@ async def stats(request: Request) -> dict[str, Any]:
     return await serving_of(request).engine.stats()
 
 
+@router.get("/prefix_cache")
+async def prefix_cache(request: Request) -> dict[str, Any] | None:
+    """The prefix tree as it is now, as JSON, which `denim cache inspect` draws: `LLM.cache_snapshot()`."""
+    return await serving_of(request).engine.cache_snapshot()
+
+
 @router.post("/reset_prefix_cache")
 async def reset_prefix_cache(request: Request) -> Status:
     """Forget all prefixes. Running requests go on."""

@@ -215,7 +215,7 @@ def test_what_is_open_and_what_is_not(locked: Live) -> None:
     with httpx.Client(base_url=locked.url) as http:
         for path in ("/health", "/ready", "/metrics", "/version", "/openapi.json", "/docs"):
             assert http.get(path).status_code == 200, path
-        for path in ("/v1/models", "/stats", "/is_sleeping"):
+        for path in ("/v1/models", "/stats", "/prefix_cache", "/is_sleeping"):
             assert http.get(path).status_code == 401, path
         for path in (
             "/reset_prefix_cache",

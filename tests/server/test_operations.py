@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import denim
 from denim import AsyncEngine
+from denim.commands.cache_inspect import read_snapshot
 from tests.server.live import Live, live
 from tests.server.scripted import ScriptedEngine
 
@@ -127,7 +128,10 @@ def pages_in_use(url: str, body: dict[str, Any]) -> int:
 def test_the_cache_is_emptied(own: Live) -> None:
     complete(own.url)
     assert complete(own.url)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    assert httpx.get(f"{own.url}/stats").json()["slots"]["cached"] > 0
+    stats = httpx.get(f"{own.url}/stats").json()
+    assert stats["slots"]["cached"] > 0
+    shown = read_snapshot(own.url)  # as `denim cache inspect` reads it
+    assert shown["account"] == stats["prefix"] and any(node["checkpoint"] for node in shown["nodes"])
     assert httpx.post(f"{own.url}/reset_prefix_cache").json() == {"status": "ok"}
     assert httpx.get(f"{own.url}/stats").json()["slots"]["cached"] == 0
     assert complete(own.url)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

@@ -1,0 +1,102 @@
+"""`denim cache inspect`: a tree that people read, from a server or a dump."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from denim import ConfigError
+from denim.cache.snapshot import snapshot
+from denim.cli import app
+from denim.commands.cache_inspect import drawn, heading, node_text, read_snapshot
+from tests.cache.memory import World
+
+
+def grown() -> World:
+    """A conversation of four turns, another that leaves it after the second, and a use of each."""
+    world = World(num_slabs=80)
+    turns = [[turn * 10 + i for i in range(8)] for turn in range(4)]
+    for turn in range(4):
+        world.run([token for part in turns[: turn + 1] for token in part])
+    world.run([*turns[0], *turns[1], 91, 92])
+    return world
+
+
+def text_of(found: dict[str, Any], most: int = 100) -> str:
+    console = Console(width=100, highlight=False)
+    with console.capture() as capture:
+        console.print(drawn(found, most), soft_wrap=True)
+    return capture.get()
+
+
+def test_a_path_goes_down_and_branches_are_indented() -> None:
+    text = text_of(snapshot(grown().cache))
+    lines = text.splitlines()[1:]
+    starts = [line[: len(line) - len(line.lstrip("│├└─ "))] for line in lines]
+    shown = [line.lstrip("│├└─ ").split("  ")[0] for line in lines]
+    assert shown == ["0 → 8", "8 → 16", "16 → 24", "24 → 32", "16 → 18"]
+    assert starts == ["└── ", "    ", "    ├── ", "    │   ", "    └── "]
+    assert "● generation end, 2 hits" in lines[1]
+
+
+def test_what_a_line_says() -> None:
+    node: dict[str, Any] = {"start": 1000, "end": 2500, "checkpoint": None, "lost": "no_memory"}
+    node |= {"bytes": 0, "below": 0, "running": 2}
+    text = node_text(node)
+    assert "1,000 → 2,500" in text and "○[/] no memory" in text and "ids only" in text and "2 running" in text
+    kept = node | {"checkpoint": {"kind": "mark", "hits": 0}, "bytes": 2048, "below": 1, "running": 0}
+    assert "● " in node_text(kept).replace("[/]", "") and "2 KiB" in node_text(kept)
+    assert "hits" not in node_text(kept)
+
+
+def test_the_heading_counts() -> None:
+    world = grown()
+    text = heading(snapshot(world.cache))
+    assert "(auto): 5 checkpoints (5 generation end)" in text
+    account = world.cache.stats()
+    assert f"reused {account['hit_tokens']:,} of {account['query_tokens']:,} prompt tokens" in text
+    assert heading(snapshot(World().cache)).endswith("0 checkpoints; 0 B with their pages")
+
+
+def test_a_large_tree_is_cut() -> None:
+    text = text_of(snapshot(grown().cache), most=2)
+    assert text.count("→") == 2 and "and 3 nodes more" in text
+
+
+def test_a_dump(tmp_path: Path) -> None:
+    found = snapshot(grown().cache)
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps(found))
+    assert read_snapshot(str(path)) == found
+    result = CliRunner().invoke(app, ["cache", "inspect", str(path)])
+    assert result.exit_code == 0 and "0 → 8" in result.stdout
+    as_json = CliRunner().invoke(app, ["cache", "inspect", str(path), "--json"])
+    assert json.loads(as_json.stdout) == found
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no URL and no file"),
+        ("null", "its checkpoint_policy is none"),
+        ("nonsense", "sent no JSON"),
+        ("[]", "no snapshot"),
+        ('{"form": 99, "nodes": []}', "no snapshot of a prefix cache in form"),
+    ],
+)
+def test_what_is_no_snapshot(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_snapshot(str(path))
+
+
+def test_a_server_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="is `denim serve` running there"):
+        read_snapshot("http://127.0.0.1:9")
