@@ -89,8 +89,8 @@ def test_every_endpoint_is_in_the_schema(http: httpx.Client) -> None:
     for path in (
         "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
         "/v1/messages/count_tokens", "/v1/models", "/v1/embeddings", "/tokenize", "/detokenize",
-        "/health", "/ready", "/metrics", "/version", "/stats", "/prefix_cache", "/reset_prefix_cache", "/sleep",
-        "/wake_up", "/is_sleeping",
+        "/health", "/ready", "/metrics", "/version", "/stats", "/prefix_cache", "/reset_prefix_cache",
+        "/sleep", "/wake_up", "/is_sleeping",
     ):  # fmt: skip
         assert path in schema["paths"], path
     ranges = schema["components"]["schemas"]["ChatRequest"]["properties"]["temperature"]
