@@ -10,13 +10,15 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 QUIET = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 PATIENCE = 15_000  # milliseconds that a page may take for anything; it takes a hundredth on an idle machine
 
 Open = Callable[..., Page]
+
+expect.set_options(timeout=PATIENCE)
 
 
 # Of a module, not of the session: while Playwright runs, no other test in this thread can use asyncio.run.

@@ -6,7 +6,6 @@ Owns options and the printed form. Knows the plan; must not import torch, so tha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,16 @@ from rich.table import Table
 from denim.commands.configs import find_config
 from denim.commands.ledger import parse_lengths
 from denim.commands.prefix_curve import curve_table, prefix_curve
-from denim.errors import CapacityError, ConfigError
+from denim.errors import ConfigError
 from denim.ledger.devices import find_device
 from denim.ledger.lengths import Lengths
 from denim.ledger.units import count_text, flops_text, parse_bytes, pattern_text, size_text
 from denim.memory.capacity_plan import CapacityPlan
+from denim.memory.fewest_devices import fewest_devices
 from denim.memory.plan_json import plan_json
 from denim.spec import read_spec
 
 DEFAULT_LENGTHS = (512, 4096, 32768)
-DEVICES = (1, 2, 4, 8, 16, 32)  # tried in turn where nobody says how many
 
 
 def show_plan(
@@ -97,25 +96,6 @@ def prefixes(plan: CapacityPlan, trace: Path | None) -> list[dict[str, Any]] | N
         return None
     with Console(stderr=True).status("running the trace through the prefix cache"):
         return prefix_curve(plan, trace)
-
-
-def fewest_devices(of: Callable[..., CapacityPlan]) -> tuple[int, CapacityPlan]:
-    """The fewest devices, by powers of two, that hold the model, and `of(devices=…)` of so many.
-
-    Raises what `of` says of one device where no number does.
-    """
-    first: CapacityError | None = None
-    for devices in DEVICES:
-        try:
-            return devices, of(devices=devices)
-        except CapacityError as error:
-            first = first or error
-        except ConfigError:  # heads that do not divide, or an option that is wrong for any number
-            if first is None:
-                raise
-            break
-    assert first is not None
-    raise first
 
 
 def read_workloads(lengths: str | None, lognormal: str | None, trace: Path | None) -> list[Lengths] | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from denim.ledger.devices import DEVICES
+from denim.memory.fewest_devices import NUMBERS
 from denim.spec.dials import FULL_SHARE, Dial
 from denim.web.settings import Settings
 
@@ -21,16 +22,16 @@ DTYPE_TEXTS = {
 }
 TOKENS = (*(n << k for k in range(4, 19) for n in (2, 3)), 1 << 20)
 SIGMAS = tuple(n / 10 for n in range(21))
-PAGES, CHUNKS, GPUS = (1, 8, 16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (1, 2, 4, 8)
+PAGES, CHUNKS = (1, 8, 16, 32, 64, 128, 256), (16, 32, 64, 128, 256)
 
 
 def controls_of(
-    settings: Settings, groups: dict[str, list[str]], dials: tuple[Dial, ...], trace: str | None
+    settings: Settings, groups: dict[str, list[str]], dials: tuple[Dial, ...], trace: str | None, fewest: int
 ) -> list[dict[str, Any]]:
     """Groups of controls: {title, controls: [{name, label, kind, value, own, options: [{value, text}]}]}.
 
     `groups`: names of models by heading. Setting a control to its `own` value takes it out of the link.
-    `trace`: the name of a trace whose lengths may be chosen.
+    `trace`: the name of a trace whose lengths may be chosen. `fewest`: devices that hold the model.
     """
     return [
         {"title": "Model", "controls": [_models(settings, groups)]},
@@ -38,7 +39,7 @@ def controls_of(
             "title": "Device",
             "controls": [
                 _select("device", "device", settings, [(device.name, device.name) for device in DEVICES]),
-                _slider("gpus", "devices that share the model", settings, GPUS, "{:,}"),
+                _gpus(settings, fewest),
             ],
         },
         {"title": "Requests", "controls": _requests(settings, trace)},
@@ -75,6 +76,12 @@ def _models(settings: Settings, groups: dict[str, list[str]]) -> dict[str, Any]:
     ]
     own = Settings.model_fields["model"].default
     return _control("model", "start from", "select", settings.model, own, options)
+
+
+def _gpus(settings: Settings, fewest: int) -> dict[str, Any]:
+    value = settings.gpus or fewest
+    options = [{"value": str(n), "text": f"{n:,}"} for n in sorted({*NUMBERS, value})]
+    return _control("gpus", "devices that share the model", "slider", str(value), str(fewest), options)
 
 
 def _dial(dial: Dial, settings: Settings) -> dict[str, Any]:

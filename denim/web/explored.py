@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from denim.errors import ConfigError, DenimError
@@ -19,6 +21,7 @@ from denim.ledger.step_floor import decode_floor, prefill_floor
 from denim.ledger.tensor_parallel import share_of
 from denim.ledger.units import count_text, pattern_text, size_text
 from denim.memory.capacity_plan import CapacityPlan
+from denim.memory.fewest_devices import fewest_devices
 from denim.spec import read_spec
 from denim.spec.config_file import Source
 from denim.spec.dials import dials_of, turned
@@ -78,31 +81,31 @@ def explored(settings: Settings, offer: Offer) -> dict[str, Any]:
     own = offer.spec(settings)
     spec, dials = turned(own, settings.changes), dials_of(own)
     device, lengths = find_device(settings.device), offer.lengths(settings)
-    share = share_of(spec, settings.gpus)
-    ledger = ledger_of(share, settings.kv_dtype)
 
-    def plan_for(chosen: Device) -> CapacityPlan:
-        return CapacityPlan.of(
-            spec,
-            chosen,
-            devices=settings.gpus,
-            kv_dtype=settings.kv_dtype,
-            page_size=settings.page,
-            chunk=settings.chunk,
-        )
+    def plan_for(chosen: Device, gpus: int | None) -> tuple[int, CapacityPlan]:
+        kv_dtype, page, chunk = settings.kv_dtype, settings.page, settings.chunk
+        of = partial(CapacityPlan.of, spec, chosen, kv_dtype=kv_dtype, page_size=page, chunk=chunk)
+        return fewest_devices(of) if gpus is None else (gpus, of(devices=gpus))
 
-    names = engine_names(spec.family, bool(ledger.bytes_per_request))
     plan = rules = misfit = None
+    gpus = settings.gpus or 1
     try:
-        plan = plan_for(device)
+        gpus, plan = plan_for(device, settings.gpus)
         rules = Rules(plan, lengths)
     except DenimError as error:
         misfit = str(error)
+    fewest = gpus
+    if settings.gpus is not None:
+        with suppress(DenimError):  # no number of devices holds it
+            fewest = plan_for(device, None)[0]
+    share = share_of(spec, gpus)
+    ledger = ledger_of(share, settings.kv_dtype)
+    names = engine_names(spec.family, bool(ledger.bytes_per_request))
     mean = max(1, round(lengths.mean_tokens))
     trace = None if offer.trace is None else offer.trace.name
     return {
         "settings": settings.model_dump(),
-        "controls": controls_of(settings, offer.groups(), dials, trace),
+        "controls": controls_of(settings, offer.groups(), dials, trace, fewest),
         "dials": [dial.name for dial in dials],
         "model": {
             "name": settings.model,
@@ -111,18 +114,16 @@ def explored(settings: Settings, offer: Offer) -> dict[str, Any]:
             "text": f"{pattern_text(spec.pattern)} · {count_text(count_parameters(spec).total)} parameters"
             + (" · dims turned" if settings.changes else ""),
         },
-        "headline": _headline(rules, lengths, device, settings.gpus) if rules else misfit,
+        "headline": _headline(rules, lengths, device, gpus) if rules else misfit,
         "misfit": misfit,
-        "facts": _facts(ledger, settings.gpus)
-        + (_plan_facts(plan, rules, lengths) if plan and rules else []),
+        "facts": _facts(ledger, gpus) + (_plan_facts(plan, rules, lengths) if plan and rules else []),
         "memory": memory_curve(share, ledger, settings.kv_dtype, mean),
         "filling": None if rules is None else filling_steps(rules, names),
         "step": settings.step,
         "intervals": interval_curve(ledger, mean),
-        "devices": device_rows(plan_for, lengths, names, device.name),
+        "devices": device_rows(lambda one: plan_for(one, settings.gpus), lengths, names, device.name),
         "engines": names,
-        "device_note": f"Requests of {_of(lengths)} whose states and KV are in memory together, on "
-        + ("one device." if settings.gpus == 1 else f"{settings.gpus} devices that share the model."),
+        "device_note": _device_note(lengths, settings.gpus),
         "lengths": _of(lengths),
         "starred": any(name.endswith("*") for name in names.values()),
     }
@@ -135,6 +136,12 @@ def _headline(rules: Rules, lengths: Lengths, device: Device, gpus: int) -> str:
         f"{place} {held['denim']:,} requests of {_of(lengths)} at once. The same memory under vLLM's rule: "
         f"{held['vllm']:,}; under SGLang's: {held['sglang']:,}."
     )
+
+
+def _device_note(lengths: Lengths, gpus: int | None) -> str:
+    share = {None: "each of the fewest devices that hold the model", 1: "one device"}
+    place = share.get(gpus, f"each of {gpus} devices that share the model")
+    return f"Requests of {_of(lengths)} whose states and KV are in memory together, for {place}."
 
 
 def _of(lengths: Lengths) -> str:
@@ -158,7 +165,9 @@ def _facts(ledger: Ledger, gpus: int) -> list[dict[str, Any]]:
             "crossover",
             crossover,
             "none" if crossover is None else f"{crossover:,} tokens",
-            "from here on the hybrid is the smaller" if crossover else "states and KV never trade places",
+            f"from here on the hybrid is the smaller{each}"
+            if crossover
+            else "states and KV never trade places",
         ),
         _fact(
             "kv",

@@ -87,9 +87,13 @@ def _pool(pool: Pool, whole: float) -> dict[str, Any]:
 
 
 def device_rows(
-    plan_for: Callable[[Device], CapacityPlan], lengths: Lengths, names: dict[str, str], chosen: str
+    plan_for: Callable[[Device], tuple[int, CapacityPlan]],
+    lengths: Lengths,
+    names: dict[str, str],
+    chosen: str,
 ) -> list[dict[str, Any]]:
-    """Requests at once on each device by each rule; `why` where a device cannot hold the model."""
+    """Requests at once on each device by each rule, and for each of the devices that share the model; `why`
+    where they cannot hold it. `plan_for` gives how many share it, and the plan of one of them."""
     rows: list[dict[str, Any]] = []
     for device in DEVICES:
         row: dict[str, Any] = {
@@ -97,20 +101,35 @@ def device_rows(
             "memory": size_text(device.memory_bytes),
             "chosen": device.name == chosen,
             "why": None,
-            "requests": None,
+            "devices": None,
+            "requests": {},
         }
         try:
-            row["requests"] = Rules(plan_for(device), lengths).requests
+            devices, plan = plan_for(device)
+            row["requests"] = Rules(plan, lengths).requests
+            row["devices"] = devices
+            row["memory"] = size_text(device.memory_bytes) if devices == 1 else f"{devices} × {row['memory']}"
         except DenimError as error:
             row["why"] = str(error)
         rows.append(row)
-    most = max((n for row in rows for n in (row["requests"] or {}).values()), default=0)
+    most = max((n / row["devices"] for row in rows for n in row["requests"].values()), default=0)
     for row in rows:
         row["bars"] = [
-            {"key": key, "name": names[key], "requests": n, "text": f"{n:,}", "width": _percent(n, most)}
-            for key, n in (row["requests"] or {}).items()
+            {
+                "key": key,
+                "name": f"{names[key]}: {n:,} in all",
+                "requests": n,
+                "text": each_text(n / row["devices"]),
+                "width": _percent(n / row["devices"], most),
+            }
+            for key, n in row["requests"].items()
         ]
     return rows
+
+
+def each_text(requests: float) -> str:
+    """Requests for one of several devices: whole, but for the smallest numbers."""
+    return f"{requests:,.0f}" if requests >= 10 else f"{requests:.2g}"
 
 
 def _percent(part: float, whole: float) -> str:

@@ -29,8 +29,9 @@ STEPS = 40
 
 
 class Settings(BaseModel):
-    """One choice. None: as the model has it. `tokens` is the length of every request, or with "lognormal" the
-    mean of them; `sigma` the standard deviation of the logarithm. `step` of `STEPS`: how full memory is.
+    """One choice. None: as the model has it; of `gpus`, the fewest that hold it. `tokens` is the length of
+    every request, or with "lognormal" the mean of them; `sigma` the standard deviation of the logarithm.
+    `step` of `STEPS`: how full memory is.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -54,7 +55,7 @@ class Settings(BaseModel):
     tokens: int = Field(4096, ge=1, le=MOST_TOKENS)
     sigma: float = Field(1.0, ge=0, le=3)
     device: str = "H200"
-    gpus: int = Field(1, ge=1, le=64)
+    gpus: int | None = Field(None, ge=1, le=64)
     step: int = Field(STEPS, ge=0, le=STEPS)
 
     @property

@@ -19,7 +19,7 @@ from tests.spec.configs import qwen3_5_0_8b
 
 PLAIN = {
     "device": "H200",
-    "gpus": 1,
+    "gpus": None,
     "lengths": None,
     "lognormal": None,
     "dtype": "auto",

@@ -11,6 +11,7 @@ import pytest
 from denim.errors import ConfigError
 from denim.ledger.cost import ledger_of
 from denim.ledger.lengths import Lengths
+from denim.ledger.tensor_parallel import share_of
 from denim.memory.plan_json import plan_json
 from denim.spec import read_spec
 from denim.spec.illustrative import illustrative
@@ -24,11 +25,12 @@ NOTHING = Offer({})
 
 @pytest.mark.parametrize("name", [*published_configs(), ILLUSTRATIVE])
 def test_every_model_has_a_whole_page(name: str) -> None:
-    shown = explored(Settings(model=name, gpus=1), NOTHING)
+    shown = explored(Settings(model=name), NOTHING)
     json.dumps(shown, allow_nan=False)
     facts = {fact["key"]: fact["value"] for fact in shown["facts"]}
     auto = illustrative() if name == ILLUSTRATIVE else read_spec(published_configs()[name])
-    ledger = ledger_of(auto)
+    gpus = next(c["value"] for g in shown["controls"] for c in g["controls"] if c["name"] == "gpus")
+    ledger = ledger_of(share_of(auto, int(gpus)))
     assert facts["crossover"] == ledger.crossover_tokens
     assert facts["state"] == ledger.bytes_per_request
     for series in shown["memory"]["series"]:

@@ -3,6 +3,7 @@ keyboard, on a narrow window, in light and dark, without a network."""
 
 from __future__ import annotations
 
+from functools import partial
 from urllib.parse import parse_qs, urlparse
 
 import pytest
@@ -15,6 +16,7 @@ from denim.ledger.lengths import Lengths
 from denim.ledger.peers import SGLANG_RESERVED, SglangLayout, VllmLayout
 from denim.ledger.units import size_text
 from denim.memory.capacity_plan import CapacityPlan
+from denim.memory.fewest_devices import fewest_devices
 from denim.spec import ModelSpec, read_spec
 from denim.spec.dials import turned
 from denim.spec.published import published_configs
@@ -75,19 +77,18 @@ def test_every_device_by_every_rule(explorer: str, open_page: Open) -> None:
     page.wait_for_selector("[data-device]")
     for device in DEVICES:
         shown = page.locator(f'[data-device="{device.name}"]')
-        if device.name in ("L40S", "RTX4090"):
-            expect(shown.locator(".why")).to_contain_text("no room")
-            continue
-        plan = CapacityPlan.of(spec, device)
-        sglang = SglangLayout.of(spec, "auto", 0, SGLANG_RESERVED[0])
+        devices, plan = fewest_devices(partial(CapacityPlan.of, spec, device))
+        assert devices == {"L40S": 2, "RTX4090": 4}.get(device.name, 1)
+        sglang = SglangLayout.of(plan.spec, "auto", 0, SGLANG_RESERVED[0])
         expected = {
             "denim": plan.holding(lengths).requests,
-            "vllm": VllmLayout.of(spec).requests(plan.arena_bytes, lengths),
+            "vllm": VllmLayout.of(plan.spec).requests(plan.arena_bytes, lengths),
             "sglang": sglang.requests(plan.arena_bytes, lengths),
         }
         for engine, requests in expected.items():
             strip = shown.locator(f'[data-engine="{engine}"]')
             assert strip.get_attribute("data-requests") == str(requests)
+            assert float(strip.locator("span").inner_text()) == pytest.approx(requests / devices, rel=0.03)
 
 
 def test_a_slider_moves_the_crossover(explorer: str, open_page: Open) -> None:
@@ -183,12 +184,12 @@ def test_pools_fill_and_requests_wait(explorer: str, open_page: Open) -> None:
 
 
 def test_what_does_not_fit_is_said(explorer: str, open_page: Open) -> None:
-    page = open_page(f"{explorer}/?model=MiniMax-Text-01")
+    page = open_page(f"{explorer}/?model=MiniMax-Text-01&gpus=1")
     expect(page.locator("#headline")).to_contain_text("no room for states and KV beside 850 GiB of weights")
     expect(page.locator("#filling-card")).to_be_hidden()
-    page.focus("#set-gpus")
-    page.keyboard.press("End")
+    page.get_by_label("devices that share the model: as it was").click()  # the fewest that hold it
     expect(page.locator("#headline")).to_contain_text("8 × H200 hold")
+    assert "gpus" not in page.url
     expect(page.locator("#filling-card")).to_be_visible()
 
 

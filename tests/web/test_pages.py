@@ -14,7 +14,8 @@ from denim.web.pages import ASSETS
 def test_what_a_page_names_is_there() -> None:
     client = TestClient(create_explorer(Offer({})))
     for page in ASSETS.glob("*.html"):
-        for name in re.findall(r'(?:src|href)="(?!#)([^"]+)"', page.read_text(encoding="utf-8")):
+        assert '<script type="module" src="assets/' in page.read_text(encoding="utf-8")
+        for name in re.findall(r'(?:src|href)="(assets/[^"]+)"', page.read_text(encoding="utf-8")):
             assert client.get(f"/{name}").status_code == 200, f"{page.name} names {name}"
 
 
