@@ -29,8 +29,9 @@ from denim.server.frames import FrameReader, packed
 
 log = logging.getLogger("denim")
 
-# Seconds that a process which was told to end is waited for; one step of a long prompt may still run.
-CLOSING = 30.0
+# Seconds that a process which was told to end is waited for: a step may still run, and what the prefix cache
+# has is written to its files.
+CLOSING = 120.0
 # Seconds from the end of the connection to the end of the process.
 ENDING = 5.0
 # Seconds between tries to start a process that does not start: the first pause, doubled up to the longest.

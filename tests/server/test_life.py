@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -179,3 +180,31 @@ def test_sleep_and_wake_over_http(served: Served) -> None:
     after = httpx.post(url(served), json=SHORT, timeout=PATIENCE).json()
     assert after["choices"] == before["choices"]
     assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.slow  # 60 prompts
+def test_the_files_of_the_prefix_cache_survive_kill_9(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    """More prompts than the arena holds, so that some go down to the files; the engine is killed while others
+    are on their way there. Afterwards all answers are as before, and some prompts are found in the files."""
+    tiers = ["--host-memory", "32MiB", "--disk-cache", str(tmp_path / "prefixes")]
+    small = ["--device", "cpu", "--dtype", "float32", "--memory", "8MiB", "--max-model-len", "512", *tiers]
+    prompts = [f"{place}. {PROMPT}. " * 20 for place in range(30)]
+
+    def ask(prompt: str) -> tuple[str, int]:
+        answer = httpx.post(url(served), json=SHORT | {"prompt": prompt}, timeout=PATIENCE).json()
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with Served(small) as served:
+        before = [ask(prompt)[0] for prompt in prompts]
+        until(lambda: stats(served)["tiers"]["disk"]["checkpoints"] >= 5)
+        more = [
+            threads.submit(httpx.post, url(served), json=LONG | {"prompt": f"{i} {PROMPT}"}) for i in range(9)
+        ]
+        until(lambda: stats(served)["running"] > 0)
+        served.engine.send_signal(signal.SIGKILL)
+        assert {one.result().status_code for one in more} <= {200, 503}
+        until(lambda: served.get("/ready")[0] == 200)
+        assert stats(served)["tiers"]["disk"]["checkpoints"] >= 5
+        after = [ask(prompt) for prompt in prompts]
+        assert [text for text, _ in after] == before
+        assert sum(cached > 100 for _, cached in after) >= 5
