@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from denim.engine.grammars import MOST_WHITE_SPACE
 from denim.server.tool_calls import kimi_calls
 
 Schema = Mapping[str, Any]
@@ -109,7 +110,7 @@ def python_call(name: str, schema: Schema) -> Grammar:
 
 
 def _value(schema: Any) -> Grammar:
-    return {"type": "json_schema", "json_schema": schema}
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_WHITE_SPACE}
 
 
 def _text(value: str) -> Grammar:
