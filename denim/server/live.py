@@ -17,6 +17,7 @@ from denim.server.tree_rows import rows_of
 
 PERIOD = 1.0  # seconds between two looks
 HISTORY = 120  # looks that a viewer sees
+TREE_EVERY = 3  # looks; walking a large prefix tree takes the engine some milliseconds
 MOST_CELLS = 640  # of the arena; more slabs share a cell
 
 REASONS = {
@@ -38,12 +39,16 @@ class Viewer:
         self._serving = serving
         self._before: tuple[float, float, float] | None = None  # when, generated, applied
         self._rates: deque[tuple[float, float]] = deque(maxlen=HISTORY)
+        self._looks = 0
+        self._tree: dict[str, Any] | None = None
 
     async def look(self) -> dict[str, Any]:
         """All that is shown now. Raises EngineUnavailableError where there is no engine to ask."""
         serving = self._serving
         view = await serving.engine.live_view()
-        tree = rows_of(await serving.engine.cache_snapshot())
+        if self._looks % TREE_EVERY == 0:
+            self._tree = rows_of(await serving.engine.cache_snapshot())
+        self._looks += 1
         return {
             "facts": self._facts(view),
             "arena": arena_shown(view),
@@ -52,7 +57,7 @@ class Viewer:
             "first_token": bars_of(serving.metrics.first_token),
             "inter_token": bars_of(serving.metrics.inter_token),
             "lost": lost_shown(view["stats"]["prefix"]),
-            "tree": tree,
+            "tree": self._tree,
         }
 
     def _throughput(self, applied: float) -> dict[str, Any]:
