@@ -68,8 +68,8 @@ def study_precision(
         f"denim-tiny, {ppl['texts']} texts of {ppl['length']:,} tokens, one token a step: perplexity"
     )
     console.print(stretch_table(ppl, "perplexity", "{:.2f}"))
-    console.print("mean |Δ log-probability| against all fp32, nats")
-    console.print(stretch_table(ppl, "difference", "{:.4f}"))
+    console.print("mean |Δ log-probability| against all fp32, thousandths of a nat")
+    console.print(stretch_table(ppl, "difference", "{:.1f}", scale=1e3))
 
 
 def measure(tokens: int, length: int, windows: int, text: Path | None, device: str) -> dict[str, Any]:
@@ -112,16 +112,19 @@ def drift_table(run: dict[str, Any]) -> Table:
     return grid
 
 
-def stretch_table(run: dict[str, Any], what: str, form: str) -> Table:
+def stretch_table(run: dict[str, Any], what: str, form: str, scale: float = 1) -> Table:
     """`what` of every run, a column for each stretch of positions, named by its end."""
-    grid = Table(box=SIMPLE_HEAD)
-    grid.add_column("tokens read, up to")
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    grid.add_column("read, up to", no_wrap=True)
     for end in (*run["edges"][1:], "all"):
         grid.add_column(str(end), justify="right", no_wrap=True)
     for name, values in run["runs"].items():
         if what == "difference" and name == EXACT:
             continue
-        grid.add_row(name, *(form.format(value) for value in (*values[what], values[f"whole_{what}"])))
+        grid.add_row(
+            name.removeprefix("state "),
+            *(form.format(scale * value) for value in (*values[what], values[f"whole_{what}"])),
+        )
     return grid
 
 
