@@ -368,7 +368,7 @@ app.add_typer(cache, name="cache")
 @cache.command("inspect")
 def cache_inspect(
     where: Annotated[
-        str, typer.Argument(metavar="WHERE", help="URL of `denim serve`, or a snapshot's JSON.")
+        str, typer.Argument(metavar="WHERE", help="URL of `denim serve`, a disk_cache, or a snapshot's JSON.")
     ] = "http://127.0.0.1:8000",
     api_key: Annotated[str | None, typer.Option(help="Key of the server.", envvar="DENIM_API_KEY")] = None,
     most: Annotated[int, typer.Option(help="Most nodes that are drawn.")] = 100,

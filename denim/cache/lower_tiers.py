@@ -68,7 +68,7 @@ class _Coming:
 
 
 class LowerTiers:
-    """The tiers below `cache`, the device's."""
+    """The tiers below `cache`, the device's. Who wants everything brought up may replace `pays`."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class LowerTiers:
         self.host = host
         self.disk = disk
         self._bytes = host_bytes
-        self._pays = pays
+        self.pays = pays
         self._sources = sources
         self._keys = count()
         self._leaving: list[_Leaving] = []  # of the step in the making, or of one that was not launched yet
@@ -101,7 +101,7 @@ class LowerTiers:
         namespace, tokens = self.cache.tree.sequence(node)
         if self.host.at(namespace, tokens) is not None:
             return
-        if not self._pays(0, node.end, self._bytes_between(0, node.end), self.host.name):
+        if not self.pays(0, node.end, self._bytes_between(0, node.end), self.host.name):
             return
         landing = self.host.land(namespace, tokens, node.checkpoint.kind, like=node)
         if landing is None:
@@ -163,7 +163,7 @@ class LowerTiers:
         return max((node.end for node in nodes if node is not None), default=0)
 
     def _is_worth(self, start: int, end: int, tier: str) -> bool:
-        return end > start and self._pays(start, end, self._bytes_between(start, end), tier)
+        return end > start and self.pays(start, end, self._bytes_between(start, end), tier)
 
     def _bytes_between(self, start: int, end: int) -> int:
         """Bytes that come up for a checkpoint at `end` where the pages before `start` are there."""

@@ -1,4 +1,4 @@
-"""`denim cache inspect`: the prefix tree as it stands, of a running server, or of a dump.
+"""`denim cache inspect`: the prefix tree as it stands, of a running server, a dump, or a directory of files.
 
 Owns where a snapshot is read and the drawing. Its form is `denim.cache.snapshot`'s; must not import torch.
 """
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.tree import Tree
 
 from denim.cache.snapshot import FORM
+from denim.cache.stored_snapshot import stored_snapshot
 from denim.errors import ConfigError
 from denim.ledger.units import size_text
 
@@ -32,17 +33,19 @@ def show_cache(where: str, api_key: str | None, most: int, as_json: bool) -> Non
 
 
 def read_snapshot(where: str, api_key: str | None = None) -> dict[str, Any]:
-    """Of a server by its URL, or of a JSON file: what `json.dump(llm.cache_snapshot(), file)` wrote. Raises
-    ConfigError."""
+    """Of a server by its URL, of the directory of a disk tier, or of a JSON file: what
+    `json.dump(llm.cache_snapshot(), file)` wrote. Raises ConfigError."""
     if where.startswith(("http://", "https://")):
         text = _ask(where.rstrip("/") + ROUTE, api_key)
+    elif Path(where).is_dir():
+        return stored_snapshot(Path(where))
     else:
         try:
             text = Path(where).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{where!r} is no URL and no file that can be read ({error}); give the URL of `denim serve`,"
-                " or a file with llm.cache_snapshot() as JSON"
+                f"{where!r} is no URL, no directory and no file that can be read ({error}); give the URL of"
+                " `denim serve`, a disk_cache, or a file with llm.cache_snapshot() as JSON"
             ) from None
     try:
         found = json.loads(text)
@@ -116,6 +119,7 @@ def heading(found: dict[str, Any]) -> str:
             f"{tokens:,} {reason.replace('_', ' ')}" for reason, tokens in account["lost"].items() if tokens
         )
         parts += [f"lost {lost}"] if lost else []
+    parts += [f"[red]passed over: {name}[/]" for name in found.get("passed", ())]
     return "; ".join(parts)
 
 

@@ -60,6 +60,15 @@ class StoredCheckpoint(NamedTuple):
     age: float
 
 
+class Stored(NamedTuple):
+    """All checkpoints of a directory, short ones first; number -> rows of each file of pages; why files were
+    passed over."""
+
+    checkpoints: list[StoredCheckpoint]
+    rows: dict[int, int]
+    passed: list[str]
+
+
 class PrefixFiles:
     """`directory` is made where it is missing. `identity`: what files must belong to, by name; every value is
     a number or text.
@@ -114,45 +123,12 @@ class PrefixFiles:
 
     # What is there
 
-    def scan(self) -> tuple[list[StoredCheckpoint], dict[int, int], list[str]]:
-        """All checkpoints, short ones first; number -> rows of each file of pages; and why files were passed
-        over. Temporary files are removed. States and pages are not read; they are checked when they are.
-        """
-        checkpoints, rows, passed = [], {}, []
-        for path in sorted(self.directory.iterdir()):
+    def scan(self) -> Stored:
+        """What is there. Temporary files are removed."""
+        for path in self.directory.iterdir():
             if path.name.endswith(TEMPORARY):
                 path.unlink()
-            elif path.name.endswith((PAGES, STATE)):
-                try:
-                    number = int(path.name[: -len(PAGES)])
-                    with safe_open(path, framework="np") as file:
-                        said = self._said(path.name, file.metadata())
-                        if path.name.endswith(PAGES):
-                            rows[number] = file.get_slice("pages").get_shape()[0]
-                        else:
-                            tokens = array("i", file.get_tensor("tokens").tobytes())
-                            checkpoints.append(self._checkpoint(number, path, said, tokens))
-                except (SafetensorError, CheckpointError, OSError, ValueError, KeyError) as error:
-                    passed.append(f"{path.name}: {error}")
-        checkpoints.sort(key=lambda checkpoint: len(checkpoint.tokens))
-        return checkpoints, rows, passed
-
-    def _said(self, name: str, metadata: Mapping[str, str] | None) -> dict[str, Any]:
-        if not metadata or "denim" not in metadata:
-            raise CheckpointError(f"{name} was not written by a prefix cache")
-        said: dict[str, Any] = json.loads(metadata["denim"])
-        if said["identity"] != self._identity:
-            raise CheckpointError(f"{name} belongs to another model or layout than its directory")
-        return said
-
-    @staticmethod
-    def _checkpoint(number: int, path: Path, said: dict[str, Any], tokens: array[int]) -> StoredCheckpoint:
-        pages = [PagePlace(file, row) for file, first, n in said["pages"] for row in range(first, first + n)]
-        salt, adapter = said["namespace"]
-        age = max(0.0, time.time() - path.stat().st_mtime)
-        if zlib.crc32(tokens) != said["tokens_crc32"]:
-            raise CheckpointError(f"{path.name} is damaged: its tokens do not have their checksum")
-        return StoredCheckpoint(number, (salt, adapter), tokens, said["kind"], pages, age)
+        return read_stored(self.directory, self._identity)
 
     # Writing
 
@@ -240,7 +216,7 @@ class PrefixFiles:
         path = self.directory / name
         try:
             with safe_open(path, framework="np") as opened:
-                said = self._said(name, opened.metadata())
+                said = _said(name, opened.metadata(), self._identity)
             with path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
                 begin = 8 + size + json.loads(file.read(size))[tensor]["data_offsets"][0]
@@ -271,6 +247,46 @@ class PrefixFiles:
         paths = [self.directory / f"{number:012d}{suffix}" for suffix in (PAGES, STATE)]
         pages, state = (path.stat().st_size if path.exists() else 0 for path in paths)
         return pages, state
+
+
+def read_stored(directory: Path, identity: Mapping[str, str | int]) -> Stored:
+    """What the files of `directory` say of themselves that belong to `identity`, as its manifest has it.
+    Changes nothing. States and pages are not read; they are checked when they are."""
+    checkpoints, rows, passed = [], {}, []
+    for path in sorted(directory.iterdir()):
+        if not path.name.endswith((PAGES, STATE)):
+            continue
+        try:
+            number = int(path.name[: -len(PAGES)])
+            with safe_open(path, framework="np") as file:
+                said = _said(path.name, file.metadata(), identity)
+                if path.name.endswith(PAGES):
+                    rows[number] = file.get_slice("pages").get_shape()[0]
+                else:
+                    tokens = array("i", file.get_tensor("tokens").tobytes())
+                    checkpoints.append(_checkpoint(number, path, said, tokens))
+        except (SafetensorError, CheckpointError, OSError, ValueError, KeyError) as error:
+            passed.append(f"{path.name}: {error}")
+    checkpoints.sort(key=lambda checkpoint: len(checkpoint.tokens))
+    return Stored(checkpoints, rows, passed)
+
+
+def _said(name: str, metadata: Mapping[str, str] | None, identity: Mapping[str, str | int]) -> dict[str, Any]:
+    if not metadata or "denim" not in metadata:
+        raise CheckpointError(f"{name} was not written by a prefix cache")
+    said: dict[str, Any] = json.loads(metadata["denim"])
+    if said["identity"] != identity:
+        raise CheckpointError(f"{name} belongs to another model or layout than its directory")
+    return said
+
+
+def _checkpoint(number: int, path: Path, said: dict[str, Any], tokens: array[int]) -> StoredCheckpoint:
+    pages = [PagePlace(file, row) for file, first, n in said["pages"] for row in range(first, first + n)]
+    salt, adapter = said["namespace"]
+    age = max(0.0, time.time() - path.stat().st_mtime)
+    if zlib.crc32(tokens) != said["tokens_crc32"]:
+        raise CheckpointError(f"{path.name} is damaged: its tokens do not have their checksum")
+    return StoredCheckpoint(number, (salt, adapter), tokens, said["kind"], pages, age)
 
 
 def _crc32(pieces: Buffers) -> int:

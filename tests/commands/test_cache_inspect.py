@@ -1,4 +1,4 @@
-"""`denim cache inspect`: a tree that people read, from a server or a dump."""
+"""`denim cache inspect`: a tree that people read, from a server, a dump or a directory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from denim.cache.snapshot import snapshot
 from denim.cli import app
 from denim.commands.cache_inspect import drawn, heading, node_text, read_snapshot
 from tests.cache.memory import World
+from tests.cache.test_stored_snapshot import filled
 
 
 def grown() -> World:
@@ -79,10 +80,17 @@ def test_a_dump(tmp_path: Path) -> None:
     assert json.loads(as_json.stdout) == found
 
 
+def test_a_directory(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    text = text_of(read_snapshot(str(tmp_path)))
+    assert "(files): 4 checkpoints" in text and "0 → 8" in text and "8 → 12" in text
+    assert "requests with a salt" in text and "requests without a salt" in text
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no URL and no file"),
+        (None, "no URL, no directory and no file"),
         ("null", "its checkpoint_policy is none"),
         ("nonsense", "sent no JSON"),
         ("[]", "no snapshot"),

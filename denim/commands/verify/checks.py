@@ -31,12 +31,14 @@ Act = Callable[[Session, Probes], Iterator[Outcome]]
 
 @dataclass(frozen=True)
 class Check:
-    """`needs`: why it is left out where `act` finds nothing to do."""
+    """`needs`: why it is left out where `act` finds nothing to do. `tier`: the lowest one below the device,
+    "host" or "files"; "": none."""
 
     name: str
     act: Act
     options: dict[str, Any] = field(default_factory=dict)
     needs: str = ""
+    tier: str = ""
 
 
 def at_positions(session: Session, probes: Probes) -> Iterator[Outcome]:
@@ -153,6 +155,29 @@ def chat_turns(session: Session, probes: Probes) -> Iterator[Outcome]:
         messages.append({"role": "user", "content": "And who invented it? Say it as briefly as you can."})
 
 
+def from_host(session: Session, probes: Probes) -> Iterator[Outcome]:
+    for probe in probes.each:
+        session.leave(probe.head)
+        session.push_out()
+        yield Outcome(probe.prompt, session.answer(probe.prompt), probe.position)
+
+
+def from_files(session: Session, probes: Probes) -> Iterator[Outcome]:
+    for probe in probes.each:
+        session.leave(probe.head)
+        session.push_out()
+        session.push_further()
+        yield Outcome(probe.prompt, session.answer(probe.prompt), probe.position)
+
+
+def after_a_restart(session: Session, probes: Probes) -> Iterator[Outcome]:
+    for probe in probes.each:
+        session.leave(probe.head)
+    session.restart()
+    for probe in probes.each:
+        yield Outcome(probe.prompt, session.answer(probe.prompt), probe.position)
+
+
 def _worth(session: Session, position: int) -> int:
     """What `auto` saves without being asked spares at least a chunk."""
     return position if position >= session.cache.grid.chunk else 0
@@ -176,4 +201,7 @@ CHECKS = (
     Check("policy ends", at_positions, {"checkpoint_policy": "ends"}),
     Check("policy align", on_blocks, {"checkpoint_policy": "align"}, A_BLOCK),
     Check("policy all", on_blocks, {"checkpoint_policy": "all"}, A_BLOCK),
+    Check("from host memory", from_host, tier="host"),
+    Check("from files", from_files, tier="files"),
+    Check("from files, after a restart", after_a_restart, tier="files"),
 )

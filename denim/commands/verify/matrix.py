@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from statistics import mean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from denim.cache.sizing import block_tokens
@@ -98,23 +99,26 @@ class Matrix:
 
     def rows(self, checks: Sequence[Check]) -> Iterator[Row]:
         """One row a check; checks of equal options share an engine."""
-        for options, same in groupby(checks, key=lambda check: check.options):
+        for (tier, options), same in groupby(checks, key=lambda check: (check.tier, check.options)):
             session: Session | None = None
-            for check in same:
-                row = Row(check.name)
-                with _timed(row):
-                    try:
-                        session = session or self._session(options)
-                        session.core.reset_prefix_cache()
-                        outcomes = list(check.act(session, self._probes))
-                        self._judge(row, outcomes)
-                        row.left_out = "" if outcomes else check.needs
-                    except Exception as error:  # whatever it is, the next check gets a fresh engine
-                        row.faults.append(f"{type(error).__name__}: {error}")
-                        session = None
-                yield row
-            if session is not None:
-                session.close()
+            with TemporaryDirectory(prefix="denim-verify-") as folder:
+                below = {"host_memory": self._options["memory"]} if tier else {}
+                below |= {"disk_cache": folder} if tier == "files" else {}
+                for check in same:
+                    row = Row(check.name)
+                    with _timed(row):
+                        try:
+                            session = session or self._session(options | below)
+                            session.core.reset_prefix_cache()
+                            outcomes = list(check.act(session, self._probes))
+                            self._judge(row, outcomes)
+                            row.left_out = "" if outcomes else check.needs
+                        except Exception as error:  # whatever it is, the next check gets a fresh engine
+                            row.faults.append(f"{type(error).__name__}: {error}")
+                            session = None
+                    yield row
+                if session is not None:
+                    session.close()
 
     def _alone(self, **options: Any) -> Session:
         """An engine without a cache, for one request at a time."""

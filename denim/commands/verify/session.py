@@ -36,7 +36,15 @@ class Session:
     """
 
     def __init__(self, loaded: LoadedModel, options: dict[str, Any]) -> None:
-        self.core = EngineCore(EngineOptions.of(**options, debug=True), loaded)
+        self._loaded = loaded
+        self._options = options
+        self._open()
+
+    def _open(self) -> None:
+        self.core = EngineCore(EngineOptions.of(**self._options, debug=True), self._loaded)
+        tiers = self.core.scheduler.prefixes.tiers
+        if tiers is not None:  # short prefixes too, which are quicker to compute than to bring up
+            tiers.pays = lambda start, end, nbytes, tier: True
 
     @property
     def cache(self) -> PrefixCache:
@@ -84,9 +92,29 @@ class Session:
         while (victim := self.cache.order.victim(None)) is not None:
             self.cache.evict(victim)
 
+    def push_out(self) -> None:
+        """Bring all checkpoints to host memory."""
+        self.evict_all()
+        self.answers([[1, 2]], ONE_TOKEN)  # they leave at the head of a step
+
+    def push_further(self) -> None:
+        """Bring all that is in host memory to files, and out of host memory."""
+        tiers = self.core.scheduler.prefixes.tiers
+        assert tiers is not None
+        tiers.write_out()
+        for node in [node for node in tiers.host.nodes() if not node.users]:
+            tiers.host.drop(node)
+
+    def restart(self) -> None:
+        """Another engine on the same files."""
+        self.core.close()
+        del self.core
+        self._open()
+
     def close(self) -> None:
         """Give the memory back, for the next engine."""
         self.core.check()
+        self.core.close()
         del self.core
         gc.collect()
         if torch.cuda.is_available():
