@@ -123,7 +123,19 @@ def describe_cache(layout: ArenaLayout, num_slabs: int, policy: str, longest: in
     return f"prefix cache ({policy}): holds {held or 'short prefixes'}"
 
 
-def can_hit(layout: ArenaLayout, num_slabs: int) -> bool:
-    """Whether a checkpoint of one token fits beside a request that begins from it."""
-    need = {SLOT: 2, PAGE: 2}
-    return layout.slabs_for({size.name: need[size.name] for size in layout.classes}) <= num_slabs
+def why_never(layout: ArenaLayout, num_slabs: int, policy: str, chunk: int, longest: int) -> str | None:
+    """Why no request of up to `longest` tokens can ever begin from the cache, and what to change; None where
+    one can, or where that is as asked for."""
+    if policy == "none":
+        return None
+    shortest = 1 if POLICIES[policy].generation_end else block_tokens(layout, chunk)
+    if shortest >= longest:
+        return (
+            f"checkpoint_policy {policy!r} saves every {shortest:,} tokens, and no request has more than"
+            f" {longest:,}; use 'auto', or raise max_model_len"
+        )
+    pages = -(-shortest // layout.page_size)
+    need = {SLOT: 2, PAGE: pages + 1}  # of the checkpoint, and of a request that begins from it
+    if layout.slabs_for({size.name: need[size.name] for size in layout.classes}) > num_slabs:
+        return f"no checkpoint of {shortest:,} tokens fits beside a request; raise memory"
+    return None

@@ -15,7 +15,7 @@ from numbers import Integral
 from typing import Any
 
 from denim.cache.prefix_cache import HasRoom, Namespace, PrefixCache
-from denim.cache.sizing import can_hit, open_cache
+from denim.cache.sizing import open_cache, why_never
 from denim.cache.snapshot import snapshot
 from denim.engine.cache_wishes import NO_WISHES, CacheWishes
 from denim.engine.capacity import describe
@@ -108,8 +108,10 @@ class EngineCore:
             describe(spec, self.layout, capacity, options.checkpoint_policy)
             + ("" if self._tiers is None else f"; {self._tiers.describe(capacity.max_model_len)}"),
         )
-        if options.checkpoint_policy != "none" and not can_hit(self.layout, capacity.num_slabs):
-            log.warning("prefixes can never be reused: no checkpoint fits beside a request; raise memory")
+        policy, longest = options.checkpoint_policy, capacity.max_model_len
+        reason = why_never(self.layout, capacity.num_slabs, policy, options.chunk_size, longest)
+        if reason is not None:
+            log.warning("prefixes can never be reused: %s", reason)
 
     def _open_books(self) -> None:
         """Bookkeeping of memory and requests, empty. The bytes of the arena stay where they are."""

@@ -8,7 +8,7 @@ import pytest
 from denim.cache.node import as_tokens
 from denim.cache.positions import GENERATION_END
 from denim.cache.prefix_cache import Namespace, PrefixCache
-from denim.cache.sizing import block_tokens, can_hit, describe_cache, open_cache, prefill_curve
+from denim.cache.sizing import block_tokens, describe_cache, open_cache, prefill_curve, why_never
 from denim.ledger.flops import prefill_flops
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
@@ -39,7 +39,22 @@ def test_the_start_up_line() -> None:
     assert line.startswith("prefix cache (auto): holds ") and line.endswith(" of 8,192 tokens")
     assert describe_cache(LAYOUT, 1000, "auto", 100).endswith(" of 100 tokens")
     assert "not reused" in describe_cache(LAYOUT, 1000, "none", 100)
-    assert not can_hit(LAYOUT, 2) and can_hit(LAYOUT, 3)
+
+
+def test_why_there_can_never_be_a_hit() -> None:
+    """PN-01: said at the start, with what to change."""
+    block = block_tokens(LAYOUT, 64)
+
+    def why(slabs: int, policy: str, longest: int = 4096) -> str | None:
+        return why_never(LAYOUT, slabs, policy, 64, longest)
+
+    assert why(3, "auto") is None and why(2, "none") is None
+    assert "raise memory" in str(why(2, "auto")) and "raise memory" in str(why(3, "all"))
+    assert why(10, "all") is None
+    assert f"every {block:,} tokens" in str(why(100, "align", block)) and "'auto'" in str(
+        why(100, "all", block)
+    )
+    assert why(100, "align", block + 1) is None and why(100, "ends", 2) is None
 
 
 def test_time_in_the_tree_at_32k_tokens_and_10_000_nodes() -> None:

@@ -289,10 +289,11 @@ def test_a_mark_on_a_message_is_a_position() -> None:
 def test_a_warning_when_there_can_be_no_hit(caplog: pytest.LogCaptureFixture) -> None:
     """A slab of denim-tiny holds one slot: three of them are a request, a checkpoint and their pages."""
 
-    def warned(slabs: int, policy: str) -> bool:
+    def warned(slabs: int, policy: str, **options: Any) -> bool:
         caplog.clear()
-        LLM(device="cpu", memory=slabs * 408 * 1024, checkpoint_policy=policy)
+        LLM(device="cpu", memory=slabs * 408 * 1024, checkpoint_policy=policy, **options)
         return any("can never be reused" in record.getMessage() for record in caplog.records)
 
     assert warned(2, "auto")
     assert not warned(2, "none") and not warned(3, "auto")
+    assert warned(64, "all", max_model_len=800) and not warned(64, "all", max_model_len=2000)
