@@ -105,9 +105,9 @@ def test_other_chunking(usage: str, chat: bool, capsys: pytest.CaptureFixture[st
         assert (result["output_tokens"], result["output_tokens_are"]) == (72, "tokens")
         assert result["prompt_tokens"] == 6 * 55  # a word is a token there, and 5 are the template's
         assert result["words_per_token"] == 1
-    assert result["between_pieces"]["p50"] >= 0.01
+    assert result["whole_answer"]["p50"] >= 0.03  # three pauses; a busy client may see pieces together
     if usage != "none":
-        assert result["per_token"]["p50"] < result["between_pieces"]["p50"] / 2
+        assert result["per_token"]["mean"] < result["between_pieces"]["mean"] / 2
 
 
 def test_a_server_that_refuses_what_is_not_standard(capsys: pytest.CaptureFixture[str]) -> None:
