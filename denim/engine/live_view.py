@@ -1,4 +1,4 @@
-"""An engine at one moment, as plain JSON values for whoever shows it: slabs by side, and the requests in work.
+"""An engine at one moment, as plain JSON values for whoever shows it: slabs by side, requests in work.
 
 Owns the form. Holds no text and no token ids, which are users'. Changes nothing.
 """
