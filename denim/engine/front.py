@@ -1,15 +1,15 @@
 """The clients' side of an engine, wherever its loop runs.
 
-Owns who waits for what: the reply streams and the questions that are open. Prompts are read here, and text is
-made here, so that the loop has neither to do. How messages travel is a subclass's: `AsyncEngine` has the loop
-in a thread, `denim.server.engine_client.EngineClient` in a process of its own.
+Owns what clients can ask for. Prompts are read and text is made on this side, so that the loop has neither to
+do. How messages travel is a subclass's: `AsyncEngine` has the loop in a thread,
+`denim.server.engine_client.EngineClient` in a process of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -17,12 +17,13 @@ from typing import Any
 
 from denim.engine.cache_wishes import CacheWishes
 from denim.engine.facts import EngineFacts
-from denim.engine.messages import Abort, Accepted, Add, Answer, Ask, Command, Deltas, Event, Refused
+from denim.engine.messages import Abort, Add, Ask, Command, Event
 from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import Prompt, PromptReader, ReadPrompt
 from denim.engine.reply_stream import ReplyStream
 from denim.engine.tokenizer import Message, Tokenizer
 from denim.engine.unavailable import EngineClosedError, EngineUnavailableError
+from denim.engine.waiting import Waiting
 from denim.sampling_params import SamplingParams, checked_params
 
 # A text up to this many characters is tokenised on the spot, in well under a millisecond; a thread would cost
@@ -45,13 +46,9 @@ class EngineFront(ABC):
     def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
         self._learn(facts)
-        self._streams: dict[int, ReplyStream] = {}  # by ticket; of all requests that are not over
-        self._left: dict[int, int] = {}  # completions of each that are not finished
-        self._open_ids: dict[str, int] = {}
-        self._questions: dict[int, asyncio.Future[Any]] = {}
+        self._waiting = Waiting()
         self._numbers = count()  # of tickets and questions
         self._refusal: EngineUnavailableError | None = None  # what new requests get
-        self._emptied: list[asyncio.Future[None]] = []  # whoever waits until no request runs
 
     # Requests
 
@@ -84,12 +81,12 @@ class EngineFront(ABC):
         )
         if not params.stop and params.detokenize:  # where nothing is looked for, text is not needed
             params = replace(params, detokenize=False)
-        self._streams[ticket], self._left[ticket] = stream, params.n
+        self._waiting.add(ticket, stream, params.n)
         try:
             self._send(Add(ticket, read._replace(text=None), params, request_id, priority, cache))
             await stream.accepted()
         except EngineUnavailableError:
-            self._forget(ticket)
+            self._waiting.forget(ticket)
             raise
         except asyncio.CancelledError:
             self._abort(ticket)
@@ -120,7 +117,7 @@ class EngineFront(ABC):
 
     async def abort(self, request_id: str) -> None:
         """End a request at once; its iteration gets a last delta with finish_reason "abort"."""
-        ticket = self._open_ids.get(request_id)
+        ticket = self._waiting.ticket_of(request_id)
         if ticket is not None:
             self._send(Abort(ticket))
 
@@ -173,12 +170,7 @@ class EngineFront(ABC):
     async def drain(self) -> None:
         """Take no new requests, and wait until those that run are over; for ever if they do not end."""
         self._refusal = EngineClosedError("the engine is about to close and takes no new requests")
-        if self._streams:
-            over = asyncio.get_running_loop().create_future()
-            self._emptied.append(over)
-            if not self._streams:  # the last one has ended meanwhile, on another thread
-                return
-            await over
+        await self._waiting.none_open()
 
     @abstractmethod
     async def close(self) -> None:
@@ -199,87 +191,28 @@ class EngineFront(ABC):
     def _learn(self, facts: EngineFacts) -> None:
         self.facts = facts
         chat_positions = facts.checkpoint_policy == "auto"
-        self._reader = PromptReader(self.tokenizer, facts.vocab_size, facts.max_model_len, chat_positions)
+        self._reader = PromptReader(
+            self.tokenizer, facts.vocab_size, facts.max_model_len, chat_positions, facts.strip_lines
+        )
 
     async def _ask(self, question: str) -> Any:
         number = next(self._numbers)
-        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        answer = self._waiting.question(number)
         try:
             self._send(Ask(number, question))
             return await answer
         finally:
-            self._questions.pop(number, None)
+            self._waiting.drop_question(number)
 
     def _abort(self, ticket: int) -> None:
-        self._forget(ticket)
+        self._waiting.forget(ticket)
         with suppress(EngineUnavailableError):
             self._send(Abort(ticket))
 
-    def _forget(self, ticket: int) -> None:
-        stream = self._streams.pop(ticket, None)
-        self._left.pop(ticket, None)
-        if stream is not None and self._open_ids.get(stream.request_id) == ticket:
-            del self._open_ids[stream.request_id]
-        if not self._streams:
-            waiting, self._emptied = self._emptied, []
-            for over in waiting:
-                _soon(over.get_loop(), _resolve, over, None)
-
     def _take(self, events: Iterable[Event]) -> None:
-        """Hand events to whom they are for, one call an event loop. From the engine's thread, or an event
-        loop."""
-        calls: dict[asyncio.AbstractEventLoop, list[tuple[Callable[..., None], Any]]] = {}
-        for event in events:
-            match event:
-                case Deltas(items):
-                    for ticket, delta in items:
-                        if (stream := self._streams.get(ticket)) is not None:
-                            calls.setdefault(stream.loop, []).append((stream.give, delta))
-                            if delta.finished:
-                                self._finished(ticket)
-                case Accepted(ticket, request_id):
-                    if (stream := self._streams.get(ticket)) is not None:
-                        self._open_ids[request_id] = ticket
-                        calls.setdefault(stream.loop, []).append((stream.accept, request_id))
-                case Refused(ticket, error):
-                    if (stream := self._streams.get(ticket)) is not None:
-                        self._forget(ticket)
-                        calls.setdefault(stream.loop, []).append((stream.fail, error))
-                case Answer(number, value, error):
-                    if (answer := self._questions.pop(number, None)) is not None:
-                        _soon(answer.get_loop(), _resolve, answer, value if error is None else error)
-        for loop, made in calls.items():
-            _soon(loop, _call_all, made)
-
-    def _finished(self, ticket: int) -> None:
-        self._left[ticket] -= 1
-        if not self._left[ticket]:
-            self._forget(ticket)
+        """What the loop has sent. From its thread, or an event loop."""
+        self._waiting.take(events)
 
     def _lose(self, error: EngineUnavailableError) -> None:
         """The loop has ended: everybody who waits gets `error`."""
-        for ticket, stream in list(self._streams.items()):
-            self._forget(ticket)
-            _soon(stream.loop, stream.fail, error.again())
-        for number in list(self._questions):
-            if (answer := self._questions.pop(number, None)) is not None:
-                _soon(answer.get_loop(), _resolve, answer, error.again())
-
-
-def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:
-    with suppress(RuntimeError):  # the event loop is gone, and with it whoever waited
-        loop.call_soon_threadsafe(call, *args)
-
-
-def _call_all(calls: Iterable[tuple[Callable[..., None], Any]]) -> None:
-    for call, value in calls:
-        call(value)
-
-
-def _resolve(future: asyncio.Future[Any], value: Any) -> None:
-    if future.done():
-        return
-    if isinstance(value, BaseException):
-        future.set_exception(value)
-    else:
-        future.set_result(value)
+        self._waiting.lose(error)

@@ -187,7 +187,7 @@ class EngineClient(EngineFront):
     async def _after_the_end(self) -> None:
         """Tell everybody, and start another process, unless the engine is to close anyway."""
         how = await asyncio.to_thread(self._engine.how_it_ended)
-        log.error("the engine process %s; %d request(s) end with an error", how, len(self._streams))
+        log.error("the engine process %s; %d request(s) end with an error", how, len(self._waiting))
         error = EngineDiedError(f"the engine process {how}; it is being started again, try again in a moment")
         self._lose(error)
         if isinstance(self._refusal, EngineDiedError):

@@ -49,7 +49,7 @@ async def idle(engine: AsyncEngine) -> None:
         await asyncio.sleep(0.01)
     else:
         raise AssertionError(f"still busy: {stats}")
-    assert not engine._streams
+    assert engine._waiting.idle
 
 
 def core_of(engine: AsyncEngine) -> EngineCore:

@@ -94,7 +94,7 @@ def held(stats: dict[str, Any]) -> int:
 async def idle(engine: EngineClient) -> None:
     """Everything is free at once, in the answer to the next question."""
     assert held(await engine.stats()) == 0
-    assert not (engine._streams or engine._left or engine._open_ids or engine._questions)
+    assert engine._waiting.idle
 
 
 async def tokens(deltas: AsyncIterator[StreamDelta]) -> list[int]:
@@ -208,7 +208,7 @@ def test_a_slow_reader_gets_it_all_at_once_and_holds_up_nobody(stage: Stage, llm
         return [delta async for delta in slow]
 
     async def no_streams(engine: EngineClient) -> bool:
-        return not engine._streams
+        return not len(engine._waiting)
 
     deltas = sorted(stage.play(scene), key=lambda delta: delta.index)
     assert [delta.index for delta in deltas] == [0, 1]
@@ -298,7 +298,7 @@ def test_drain_and_close() -> None:
     async def scene(engine: EngineClient) -> None:
         running = [asyncio.create_task(tokens(engine.generate(PROMPT, long))) for _ in range(3)]
         ends = await engine.submit(PROMPT, ENDLESS)
-        while len(engine._open_ids) < 4:
+        while len(engine._waiting) < 4:
             await asyncio.sleep(0.01)
         draining = asyncio.create_task(engine.drain())
         await asyncio.sleep(0)
