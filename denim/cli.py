@@ -269,6 +269,10 @@ def serve(
     disk_cache: Annotated[Path | None, typer.Option(help="A folder for cached prefixes.")] = None,
     disk_space: Annotated[str, typer.Option(help="Of that folder.")] = "16GiB",
     deferred_writes: Annotated[str, typer.Option(help="auto, off, or a number of steps.")] = "auto",
+    strip_lines: Annotated[
+        list[str] | None,
+        typer.Option(help="Lines of system messages to leave out: a regular expression; may be given again."),
+    ] = None,
     swap_space: Annotated[str, typer.Option(help="Host memory for preempted requests.")] = "4GiB",
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No captured graphs.")] = False,
     seed: Annotated[int, typer.Option(help="For requests that bring none.")] = 0,
@@ -312,6 +316,7 @@ def serve(
         "disk_cache": disk_cache,
         "disk_space": disk_space,
         "deferred_writes": None if deferred_writes == "off" else whole_number(deferred_writes),
+        "strip_lines": tuple(strip_lines or ()),
         "swap_space": swap_space,
         "enforce_eager": enforce_eager,
         "seed": seed,

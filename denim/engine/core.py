@@ -89,7 +89,9 @@ class EngineCore:
             eager=options.enforce_eager,
         )
         wants_positions = options.checkpoint_policy == "auto"
-        self.reader = PromptReader(self.tokenizer, spec.vocab_size, capacity.max_model_len, wants_positions)
+        self.reader = PromptReader(
+            self.tokenizer, spec.vocab_size, capacity.max_model_len, wants_positions, options.strip_lines
+        )
         self.grammars = Grammars(self.tokenizer, spec.vocab_size, self.defaults.end_token_ids)
         self.steps = 0
         self.tokens = 0
@@ -250,9 +252,9 @@ class EngineCore:
         for id_ in list(self.requests):
             self.abort(id_)
         self.settle()
-        if self._tiers is None or not self._tiers.has_files:
+        if self._tiers is None:
             return
-        while (plan := self.scheduler.put_away()) is not None:
+        while self._tiers.has_files and (plan := self.scheduler.put_away()) is not None:
             self.runner.launch(plan)
             self.scheduler.launched(plan)
             self.scheduler.update(plan, {})
@@ -398,6 +400,7 @@ class EngineCore:
             page_size=layout.page_size,
             chunk_size=self.options.chunk_size,
             checkpoint_policy=self.options.checkpoint_policy,
+            strip_lines=tuple(self.options.strip_lines),
             weight_bytes=capacity.weight_bytes,
             arena_bytes=capacity.num_slabs * layout.slab_bytes,
             slot_bytes=entry_bytes.get(SLOT, 0),

@@ -25,6 +25,7 @@ class EngineFacts:
     page_size: int
     chunk_size: int
     checkpoint_policy: str
+    strip_lines: tuple[str, ...]
     weight_bytes: int
     arena_bytes: int
     slot_bytes: int

@@ -6,11 +6,13 @@ version cannot honour is refused, never ignored.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from denim.cache.positions import POLICIES
+from denim.engine.changing_lines import ChangingLines
 from denim.errors import ConfigError
 from denim.layers.paged_attention import BACKENDS
 from denim.ledger.deferred import LONGEST
@@ -76,6 +78,8 @@ class EngineOptions:
     disk_space: the most that its files may take.
     checkpoint_dtype: of recurrent states in checkpoints that left the arena: "bfloat16" or "int8" take less
         memory and are not exact; "auto": as they are.
+    strip_lines: regular expressions; lines of system messages in which one is found are left out of chats: a
+        value that changes with every request would end all reuse behind it.
     debug: freed slots and pages are filled with NaN, and invariants are checked after every step.
     """
 
@@ -105,6 +109,7 @@ class EngineOptions:
     deterministic: bool = False
     seed: int = 0
     swap_space: int | str = "4GiB"
+    strip_lines: Sequence[str] = ()
     debug: bool = False
 
     def __post_init__(self) -> None:
@@ -151,6 +156,9 @@ class EngineOptions:
             raise ConfigError(
                 f"model={self.model!r} must be the path of a model folder, or None for denim-tiny"
             )
+        if isinstance(self.strip_lines, str) or not isinstance(self.strip_lines, Sequence):
+            raise ConfigError(f"strip_lines={self.strip_lines!r} must be a list of regular expressions")
+        ChangingLines(self.strip_lines)
         parse_bytes("swap_space", self.swap_space)
         parse_bytes("disk_space", self.disk_space)
         host_memory = parse_bytes("host_memory", self.host_memory)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from denim.cache.boundaries import ChatText, chat_boundaries, marked_positions
+from denim.engine.changing_lines import ChangingLines
 from denim.engine.tokenizer import Message, Tokenizer, need_tokenizer
 from denim.errors import RequestError
 
@@ -34,15 +35,22 @@ class PromptReader:
     """Reads prompts for one model. Safe to call from several threads.
 
     `chat_positions`: whether a chat's prompt carries the positions that the prefix cache wants.
+    `strip_lines`: see `denim.engine.changing_lines`.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, chat_positions: bool = True
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        max_model_len: int,
+        chat_positions: bool = True,
+        strip_lines: Sequence[str] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._longest = max_model_len
         self._chat_positions = chat_positions
+        self._changing = ChangingLines(strip_lines)
 
     def read(self, prompt: Prompt) -> ReadPrompt:
         """Raises RequestError for what is no prompt, is empty, or leaves no room for one token of output."""
@@ -62,6 +70,7 @@ class PromptReader:
         """The prompt of a conversation, with the positions that its next turn will share. `template_options`
         go to the chat template. Raises RequestError."""
         tokenizer = need_tokenizer(self._tokenizer, "A chat")
+        messages = self._changing.without(messages)
         text = tokenizer.render_chat(messages, **template_options)
         self._refuse_hopeless(text, tokenizer)
         read = self.read(tokenizer.encode(text, add_special_tokens=False))._replace(text=text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class ScriptedEngine(EngineFront):
         save(folder, **({} if template is None else {"chat_template": template}))
         tokenizer = load_tokenizer(folder)
         assert tokenizer is not None
-        known: dict[str, Any] = {
+        known: dict[str, Any] = dict.fromkeys(field.name for field in fields(EngineFacts)) | {
             "model": "scripted",
             "device": "cpu",
             "dtype": "float32",
@@ -67,6 +68,7 @@ class ScriptedEngine(EngineFront):
             "page_size": 16,
             "chunk_size": 64,
             "checkpoint_policy": "auto",
+            "strip_lines": (),
             "weight_bytes": 0,
             "arena_bytes": 0,
             "slot_bytes": 0,
