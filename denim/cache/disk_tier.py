@@ -2,7 +2,8 @@
 
 Owns the books of the files and the jobs of its threads. Everything passes through host memory: what has gone
 there is written behind, and what a request wants is read to there first. The threads see buffers and files
-alone; books change in the engine's thread, when a job has ended.
+alone, never the device: a call to it beside a graph that is being captured would spoil the capture. Books
+change in the engine's thread, when a job has ended.
 
 * A checkpoint stands once both its files are renamed, and not before.
 * What is bounded is the bytes of whole files: a file of pages goes with the last page that anybody needs.
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from denim.cache.landing import Landing
@@ -48,9 +50,35 @@ class HostPieces(Protocol):
     def mark(self) -> Any: ...
 
 
+class _Job:
+    """Work for a thread that begins once the device has done with the buffers (`ready`; None: at once)."""
+
+    def __init__(self, threads: Executor, ready: Any, work: Callable[[], Any]) -> None:
+        self._threads = threads
+        self._ready = ready
+        self._work = work
+        self._future: Future[Any] | None = None
+        self.done()
+
+    def done(self) -> bool:
+        """Whether it has ended; begins it if it can begin."""
+        if self._future is None and (self._ready is None or self._ready.query()):
+            self._future = self._threads.submit(self._work)
+        return self._future is not None and self._future.done()
+
+    def finish(self) -> Future[Any]:
+        """Wait until it has ended."""
+        if self._future is None:
+            self._ready.synchronize()
+            self.done()
+        assert self._future is not None
+        wait([self._future])
+        return self._future
+
+
 @dataclass(eq=False, slots=True)
 class _Writing:
-    """`node` is that of host memory; `pages` and `state` become the numbers and sizes of the two files."""
+    """`node` is that of host memory; `number` that of the two files, whose bytes the job says."""
 
     node: Node
     held: tuple[list[int], int]
@@ -58,7 +86,7 @@ class _Writing:
     number: int
     places: list[PagePlace]
     epoch: int
-    job: Future[tuple[int, int]]
+    job: _Job
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +97,7 @@ class _Reading:
     held: tuple[list[int], int]
     landing: Landing
     epoch: int
-    job: Future[None]
+    job: _Job
     void: bool = False
 
 
@@ -146,7 +174,7 @@ class DiskTier:
         checkpoint = StoredCheckpoint(self._number, tuple(space), tokens, landing.kind, places, 0.0)
         pages = [self._pieces.page_buffers(entry) for entry in held[0]]
         state = self._pieces.slot_buffers(held[1]) if held[1] >= 0 else []
-        job = self._threads.submit(_write, self._files, checkpoint, pages, state, self._pieces.mark())
+        job = self._job(partial(_write, self._files, checkpoint, pages, state))
         self._writing.append(_Writing(node, held, landing, self._number, places, self._epoch, job))
 
     # In
@@ -164,7 +192,7 @@ class DiskTier:
         pages = [self._pieces.page_buffers(entry) for entry in landing.new_pages]
         state = self._pieces.slot_buffers(landing.slot) if landing.slot >= 0 else []
         number = self._states[node][0]
-        job = self._threads.submit(_read, self._files, number, places, pages, state, self._pieces.mark())
+        job = self._job(partial(_read, self._files, number, places, pages, state))
         self._reading.append(_Reading(node, held, landing, self._epoch, job))
         return True
 
@@ -182,16 +210,16 @@ class DiskTier:
 
     def finish(self) -> None:
         """Wait for all jobs."""
-        jobs: list[Future[Any]] = [writing.job for writing in self._writing]
-        jobs += [reading.job for reading in self._reading]
-        wait(jobs)
+        for job in [*(w.job for w in self._writing), *(r.job for r in self._reading)]:
+            job.finish()
         self.arrive()
         wait(self._removing)  # of what failed, among others
 
     def _written(self, writing: _Writing) -> None:
         landing, number = writing.landing, writing.number
         self._host.let_go(writing.node, *writing.held)
-        error = writing.job.exception()
+        outcome = writing.job.finish()
+        error = outcome.exception()
         if error is not None or writing.epoch != self._epoch:
             self._remove(number, pages=True, state=True)
             landing.give_up(self._tier.arena)
@@ -199,7 +227,7 @@ class DiskTier:
                 self._tier.counts["failed"] += 1
                 self._warn(f"a checkpoint could not be written: {error}")
             return
-        pages, state = writing.job.result()
+        pages, state = outcome.result()
         for page, place in zip(landing.new_pages, writing.places[landing.first :], strict=True):
             self._places[page] = place
         if pages:
@@ -214,7 +242,7 @@ class DiskTier:
 
     def _read(self, reading: _Reading) -> None:
         landing = reading.landing
-        error = reading.job.exception()
+        error = reading.job.finish().exception()
         if error is None and reading.epoch == self._epoch and not reading.void:
             self._tier.order.used(reading.node)
             self._tier.counts["loaded"] += 1
@@ -334,6 +362,9 @@ class DiskTier:
         self._used -= self._page_bytes.pop(number)
         self._remove(number, pages=True)
 
+    def _job(self, work: Callable[[], Any]) -> _Job:
+        return _Job(self._threads, self._pieces.mark(), work)
+
     def _remove(self, number: int, pages: bool = False, state: bool = False) -> None:
         self._removing.append(self._threads.submit(_remove, self._files, number, pages, state))
 
@@ -368,11 +399,8 @@ def _write(
     checkpoint: StoredCheckpoint,
     pages: Sequence[Sequence[memoryview]],
     state: Sequence[memoryview],
-    ready: Any,
 ) -> tuple[int, int]:
     """Bytes of the two files; 0 where there are no new pages."""
-    if ready is not None:
-        ready.synchronize()
     page_bytes = files.write_pages(checkpoint.number, pages) if pages else 0
     return page_bytes, files.write_state(checkpoint, state)
 
@@ -383,10 +411,7 @@ def _read(
     places: Sequence[PagePlace],
     pages: Sequence[Sequence[memoryview]],
     state: Sequence[memoryview],
-    ready: Any,
 ) -> None:
-    if ready is not None:
-        ready.synchronize()
     files.read_state(number, state)
     files.read_pages(places, pages)
 

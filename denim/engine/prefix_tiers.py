@@ -86,10 +86,11 @@ class PrefixTiers:
         return self._files is not None
 
     def close(self) -> None:
-        """End the threads, once they have done what they were given, and let others use the files."""
+        """End the threads, once they have done what they were given, and let go of memory and files."""
         if self._disk is not None:
             self._disk.finish()
         self._threads.shutdown()
+        self.memory.close()
         if self._files is not None:
             self._files.close()
 

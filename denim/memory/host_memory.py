@@ -39,11 +39,12 @@ class HostMemory:
         self._storage = storage
         self._poison = debug_poison
         self._copies: HostCopies | None = storage.copies
+        self._pinned: finalize[..., HostMemory] | None = None
         try:
             self._blocks = torch.empty((self.num_blocks, form.block_bytes), dtype=torch.uint8)
             if self._copies is not None and self.num_blocks:
                 _pin(self._blocks)
-                finalize(self, _unpin, self._blocks.data_ptr())
+                self._pinned = finalize(self, _unpin, self._blocks.data_ptr())
         except RuntimeError as error:
             raise CapacityError(
                 f"host_memory={size_text(limit_bytes)} cannot be had from this machine: {error}; lower it"
@@ -60,6 +61,12 @@ class HostMemory:
         self._arrivals.clear()
         self._free = list(range(self.num_blocks))
         heapify(self._free)
+
+    def close(self) -> None:
+        """Wait for all copies and let go of the memory; of no use afterwards."""
+        if self._pinned is not None:
+            self.mark().synchronize()
+            self._pinned()
 
     # Entries
 

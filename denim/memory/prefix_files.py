@@ -13,6 +13,7 @@ left over from a crash and are removed, as temporary files are.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -194,6 +195,9 @@ class PrefixFiles:
         folder = os.open(self.directory, os.O_RDONLY)
         try:
             os.fsync(folder)
+        except OSError as error:  # some file systems sync no directories, and order renames on their own
+            if error.errno != errno.EINVAL:
+                raise
         finally:
             os.close(folder)
         return size
