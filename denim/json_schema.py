@@ -5,13 +5,12 @@ refused, for a schema that is obeyed only in part is worse than none. Knows noth
 
 Two things are narrower than JSON Schema, which is harmless, as what they allow is still valid: objects have
 no properties beside those that the schema names (unless additionalProperties says more), and they come in the
-schema's order. `oneOf` counts as `anyOf`, and `format` is held to for well-known formats, where neither a
-pattern nor a length is asked for.
+schema's order. `oneOf` counts as `anyOf`, and `format` is held to for well-known formats only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from denim.errors import RequestError
@@ -59,6 +58,7 @@ _ASSERTIONS = (
     "minProperties",
     "maxProperties",
 )
+_TEXTS = ("pattern", "format", "minLength", "maxLength")  # of which one is heeded; both lengths are one
 _WHOLE = ("anyOf", "oneOf", "allOf", "$ref", "enum", "const")  # each says all about a value
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # a schema for each name
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -96,8 +96,9 @@ def _check_keywords(path: str, schema: Mapping[str, Any], field: str) -> None:
     typed = [keyword for keyword in _TYPED if keyword in schema]
     if typed and "type" not in schema:
         raise refuse(f"{typed[0]!r} without a 'type'", "say of which type the value is")
-    if "pattern" in schema and ("minLength" in schema or "maxLength" in schema):
-        raise refuse("'pattern' together with a length", "say the length in the pattern")
+    texts = [keyword for keyword in _TEXTS if keyword in schema]
+    if len(texts) > 1 and texts != ["minLength", "maxLength"]:
+        raise refuse(f"{texts[0]!r} together with {texts[1]!r}", "ask for one of them")
     parts = schema.get("allOf")
     if isinstance(parts, list) and len(parts) > 1:
         raise refuse("'allOf' of several schemas", "join them into one")
@@ -126,36 +127,3 @@ def _subschemas(path: str, schema: Mapping[str, Any], field: str) -> Iterator[tu
     for key in _SINGLE:
         if key in schema:
             yield f"{path}.{key}", schema[key]
-
-
-def in_patterns(schema: Any) -> Any:
-    """A checked schema with the lengths of strings as patterns, in every schema inside.
-
-    xgrammar's own form of lengths lets control characters through, which JSON forbids. It heeds one of
-    pattern and format only.
-    """
-    return _changed(schema, _lengths_in_pattern)
-
-
-def _lengths_in_pattern(schema: dict[str, Any]) -> dict[str, Any]:
-    least, most = schema.pop("minLength", 0), schema.pop("maxLength", "")
-    if (least, most) != (0, "") and "pattern" not in schema:
-        schema["pattern"] = f"^.{{{least},{most}}}$"
-    if "pattern" in schema:
-        schema.pop("format", None)
-    return schema
-
-
-def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """A copy with `change` made to a schema and to every schema inside."""
-    if not isinstance(schema, Mapping):
-        return schema
-    result = change(dict(schema))
-    for key, value in result.items():
-        if key in _NAMED:
-            result[key] = {name: _changed(below, change) for name, below in value.items()}
-        elif key in _LISTED:
-            result[key] = [_changed(below, change) for below in value]
-        elif key in _SINGLE:
-            result[key] = _changed(value, change)
-    return result

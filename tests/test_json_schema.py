@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from denim import RequestError
-from denim.json_schema import MAX_DEPTH, check_schema, in_patterns
+from denim.json_schema import MAX_DEPTH, check_schema
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,7 @@ from denim.json_schema import MAX_DEPTH, check_schema, in_patterns
         {"type": "object", "const": {"uniqueItems": True}, "uniqueItems": False},
         {"allOf": [{"type": "integer"}]},
         {"type": "string", "format": "anything"},
+        {"type": "string", "minLength": 1, "maxLength": 3},
     ],
 )
 def test_allowed(schema: Any) -> None:
@@ -39,7 +40,9 @@ def test_allowed(schema: Any) -> None:
         ({"items": {"not": {}}}, r"'not' at \$\.items cannot be guaranteed"),
         ({"type": "number", "multipleOf": 2}, "'multipleOf'"),
         ({"anyOf": [{"type": "array", "uniqueItems": True}]}, r"'uniqueItems' at \$\.anyOf\[0\]"),
-        ({"type": "string", "pattern": "a", "maxLength": 3}, "say the length in the pattern"),
+        ({"type": "string", "pattern": "a", "maxLength": 3}, "'pattern' together with 'maxLength'"),
+        ({"type": "string", "format": "date", "minLength": 3}, "'format' together with 'minLength'"),
+        ({"type": "string", "pattern": "a", "format": "date"}, "'pattern' together with 'format'"),
         ({"maxLength": 3}, "'maxLength' without a 'type'"),
         ({"anyOf": [{"type": "string"}], "type": "string", "maxLength": 3}, "'maxLength' beside 'anyOf'"),
         ({"$ref": "#", "properties": {}}, "'properties' beside '\\$ref'"),
@@ -65,24 +68,6 @@ def test_depth() -> None:
     check_schema(deep(MAX_DEPTH), "json")
     with pytest.raises(RequestError, match="deeper than 64"):
         check_schema(deep(100_000), "json")
-
-
-def test_lengths_become_patterns_in_every_schema_and_in_no_name() -> None:
-    schema = {
-        "properties": {
-            "maxLength": {"anyOf": [{"type": "string", "maxLength": 3, "format": "email"}, True]},
-        },
-        "items": {"type": "string", "minLength": 2},
-        "$defs": {"a": {"enum": [{"maxLength": 4}]}, "b": {"type": "string", "format": "date"}},
-        "additionalProperties": {"type": "string", "pattern": "x", "format": "date"},
-    }
-    assert in_patterns(schema) == {
-        "properties": {"maxLength": {"anyOf": [{"type": "string", "pattern": "^.{0,3}$"}, True]}},
-        "items": {"type": "string", "pattern": "^.{2,}$"},
-        "$defs": {"a": {"enum": [{"maxLength": 4}]}, "b": {"type": "string", "format": "date"}},
-        "additionalProperties": {"type": "string", "pattern": "x"},
-    }
-    assert schema["items"] == {"type": "string", "minLength": 2}, "the schema itself stays as it is"
 
 
 def test_loosely() -> None:

@@ -28,7 +28,7 @@ class Constraint:
         self, compiled: Any, vocab_size: int, model_ends: Sequence[int], ending_ids: Sequence[int]
     ) -> None:
         """`compiled`: an xgrammar.CompiledGrammar, for whose vocabulary `model_ends` are the ends.
-        `ending_ids`: tokens that end this completion. Raises RequestError if there is no text of this form."""
+        `ending_ids`: tokens that end this completion. Raises RequestError if no text has this form."""
         from xgrammar import GrammarMatcher
 
         self._matcher = GrammarMatcher(compiled)
@@ -44,6 +44,10 @@ class Constraint:
             raise RequestError("the structured output allows no text at all") from None
         if self.exhausted:
             raise RequestError("the structured output allows no text but the empty one")
+
+    def allowed(self) -> np.ndarray:
+        """Tokens that may be drawn next, int64, in order."""
+        return np.flatnonzero(np.unpackbits(self._words.view(np.uint8), bitorder="little"))
 
     def accept(self, token: int) -> None:
         """The next token is `token`. Raises DeadEndError if none can follow though the text is not whole."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from denim.engine.grammars import structural_tag
 from denim.errors import RequestError
-from denim.json_schema import check_schema, in_patterns
+from denim.json_schema import check_schema
 from denim.server import reasoning
 from denim.server.tool_calls.calls import Tool, function_of, parameters_of
 from denim.server.tool_calls.formats import ToolFormat, format_of
@@ -98,7 +98,7 @@ def _form(grammar: dict[str, Any]) -> StructuredOutput:
 
 def _schemas(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:
     """The schema of each tool's arguments, which are an object whatever it says. Raises RequestError."""
-    schemas = {}
+    schemas: dict[str, Mapping[str, Any]] = {}
     for place, tool in enumerate(tools):
         schema = dict(parameters_of(tool))
         strict = bool(function_of(tool).get("strict"))
@@ -107,5 +107,5 @@ def _schemas(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:
             schema["type"] = "object"
         if schema.get("type") == "object":
             schema.setdefault("properties", {})
-        schemas[function_of(tool)["name"]] = in_patterns(schema)
+        schemas[function_of(tool)["name"]] = schema
     return schemas

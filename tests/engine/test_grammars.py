@@ -48,8 +48,8 @@ FITS = [
         ['{"a": 3}', '{\n  "a": -12\n}'],
         ["{}", '{"a": 1.5}', '{"b": 1}'],
     ),
-    (  # lengths, also beside a format, and no raw control characters
-        {"json": {"type": "string", "minLength": 2, "maxLength": 3, "format": "email"}},
+    (  # lengths, and no raw control characters
+        {"json": {"type": "string", "minLength": 2, "maxLength": 3}},
         ['"ab"', '"a中c"'],
         ['"a"', '"abcd"', '"a\x05"', '"a\tb"', '"a\nb"'],
     ),
@@ -236,3 +236,26 @@ def test_the_oldest_are_forgotten(tokenizer: Tokenizer, monkeypatch: pytest.Monk
         made.compiled(StructuredOutput(regex=letter))
     assert len(made._known) <= 2
     assert made.compiled(StructuredOutput(regex="a")) is not first
+
+
+def test_a_form_whose_masks_take_too_long_is_refused(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Grammars(tokenizer, TEXT_VOCAB, end_of(tokenizer))
+    monkeypatch.setattr(grammars, "MOST_MASK_SECONDS", 0.0)
+    with pytest.raises(RequestError, match="regex: this takes .* ms a token to check"):
+        made.compiled(StructuredOutput(regex="[a-z]+"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "other"),
+    [
+        ("[a-z]+", "[a-z][a-z]*"),
+        (r"\w+-.+\d+?", r"\w\w*-..*\d\d*?"),
+        (r"[\]a+]+x+", r"[\]a+][\]a+]*x+"),
+        (r"\[a+\.+\\w+", r"\[a+\.+\\w+"),
+        ("(ab)+[^a]+", "(ab)+[^a][^a]*"),
+    ],
+)
+def test_repeated_sets_are_rewritten(pattern: str, other: str) -> None:
+    assert grammars._without_plus(pattern) == other
