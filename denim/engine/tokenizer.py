@@ -6,8 +6,9 @@ transformers, which is imported only when there is something to load. Knows noth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ _FILE = "tokenizer.json"
 _OTHER_FILES = ("tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
 
 Message = Mapping[str, Any]
+_MARK = "\ufffd"  # what a decoder shows for bytes that are no character
 
 
 class Tokenizer:
@@ -108,11 +110,31 @@ class Tokenizer:
         """Text of one token by itself, special tokens too: how log-probability reports name it."""
         return self.decode([token_id], skip_special_tokens=False)
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, also where they are only a part of a character."""
+        text = self.decode_one(token_id)
+        if _MARK not in text:
+            return text.encode()
+        name = self._backend.id_to_token(token_id)
+        if (fallback := re.fullmatch(r"<0x([0-9A-F]{2})>", name)) is not None:  # SentencePiece
+            return bytes.fromhex(fallback[1])
+        letters = _byte_letters()
+        return bytes(letters[letter] for letter in name) if set(name) <= letters.keys() else text.encode()
+
     def has_text(self, token_id: int, skip_special_tokens: bool = True) -> bool:
         """Whether a token takes part in decoding: it exists, and is not a special one to be skipped."""
         if skip_special_tokens and token_id in self.special_ids:
             return False
         return self._backend.id_to_token(token_id) is not None
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """The byte that each letter of a byte-level vocabulary stands for (Radford et al. 2019): printable ones
+    are their own letters, the others have letters from 256 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + at): byte for at, byte in enumerate(hidden)}
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer | None:

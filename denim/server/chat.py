@@ -27,7 +27,7 @@ from denim.server.chat_schema import (
 from denim.server.conversation import Conversation, conversation
 from denim.server.generation import generate
 from denim.server.json_body import JsonRoute
-from denim.server.logprobs import Report, chat_logprobs
+from denim.server.logprobs import Report
 from denim.server.record import RequestRecord, record_of
 from denim.server.reply import Call, Reply
 from denim.server.reply_form import ToolChoice
@@ -90,6 +90,7 @@ class _Answer:
         self._serving = serving
         self._record = record
         self._body = body
+        self._chat = job
         self._job = job.job
         self._replies = job.replies()
         self._head: dict[str, Any] = {"id": id_, "created": int(time.time()), "model": model}
@@ -105,6 +106,7 @@ class _Answer:
         )
 
     def _choice(self, reply: Reply) -> ChatChoice:
+        body = self._body
         return ChatChoice(
             index=reply.index,
             message=ChatAnswer(
@@ -112,12 +114,10 @@ class _Answer:
                 reasoning_content=reply.reasoning or None,
                 tool_calls=[_tool_call(call) for call in reply.calls] or None,
             ),
-            logprobs=chat_logprobs(reply.reports, self._body.top_logprobs or 0)
-            if self._body.logprobs
-            else None,
+            logprobs=self._chat.logprobs(reply.reports, body.top_logprobs) if body.logprobs else None,
             finish_reason=reply.finish_reason,  # type: ignore[arg-type]
             stop_reason=reply.stop_reason,
-            token_ids=reply.tokens if self._body.return_token_ids else None,
+            token_ids=reply.tokens if body.return_token_ids else None,
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -152,7 +152,7 @@ class _Answer:
         reports: Sequence[Report] = [] if silent else reply.reports
         piece["logprobs"] = None
         if body.logprobs and reports:
-            piece["logprobs"] = chat_logprobs(reports, body.top_logprobs or 0).model_dump()
+            piece["logprobs"] = self._chat.logprobs(reports, body.top_logprobs).model_dump()
         if finish_reason is not None:
             piece["stop_reason"] = reply.stop_reason
         if body.return_token_ids and not silent:

@@ -5,7 +5,7 @@ Owns this one step, which all chat APIs share.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from denim.sampling_params import SamplingParams
 from denim.server import reasoning
 from denim.server.conversation import Conversation
 from denim.server.generation import Job
+from denim.server.logprobs import BytesOf, ChatLogprobs, Report, chat_logprobs
 from denim.server.reply import Reply
 from denim.server.reply_form import reply_form
 from denim.server.reply_parser import ReplyParser, parser_for
@@ -24,10 +25,15 @@ from denim.server.serving import Serving
 class ChatJob(NamedTuple):
     job: Job
     new_parser: Callable[[], ReplyParser]
+    bytes_of: BytesOf
 
     def replies(self) -> list[Reply]:
         """An empty reply for every completion."""
         return [Reply(index, self.new_parser()) for index in range(self.job.params.n)]
+
+    def logprobs(self, reports: Sequence[Report], top: int | None) -> ChatLogprobs:
+        """`top`: how many of the likeliest tokens to name."""
+        return chat_logprobs(reports, top or 0, self.bytes_of)
 
 
 async def chat_job(
@@ -35,6 +41,7 @@ async def chat_job(
 ) -> ChatJob:
     """Render and tokenise. `wishes`: see `Job`. Raises RequestError, also when the template refuses."""
     engine = serving.engine
+    serving.gate.check(params.n)  # before time is spent on the prompt
     tokenizer = need_tokenizer(engine.tokenizer, "A chat")
     try:
         prompt = await engine.read_chat(conversation.messages, **conversation.template_options)
@@ -50,4 +57,4 @@ async def chat_job(
 
     hidden = params.skip_special_tokens and tokenizer.special_texts.isdisjoint(new_parser().markers)
     params = replace(params, structured=form, skip_special_tokens=hidden)
-    return ChatJob(Job([prompt], params, **wishes), new_parser)  # type: ignore[arg-type]
+    return ChatJob(Job([prompt], params, **wishes), new_parser, tokenizer.bytes_of)  # type: ignore[arg-type]

@@ -42,7 +42,9 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     model = record.model = serving.model_named(body.model)
     body.check()
     params = body.params()
-    prompts = [await _read(serving, prompt) for prompt in _each(body.prompt)]
+    batch = _each(body.prompt)
+    serving.gate.check(len(batch) * params.n)  # before time is spent on prompts
+    prompts = [await _read(serving, prompt) for prompt in batch]
     job = Job(
         prompts,
         params,

@@ -28,10 +28,9 @@ class Gate:
         self._gap = float(SHORTEST_WAIT)  # mean seconds between two ends
         self._last_end: float | None = None
 
-    @contextmanager
-    def enter(self, wanted: int) -> Iterator[list[Place]]:
-        """Places for so many completions. Raises ApiError: 429 when there are not enough, 503 when the server
-        is about to stop."""
+    def check(self, wanted: int) -> None:
+        """Raises ApiError: 429 when there is no room for so many completions, 503 when the server is about to
+        stop."""
         if self.draining:
             raise ApiError(503, "the server is stopping; ask another one", headers={"retry-after": "5"})
         options = self._options
@@ -48,6 +47,11 @@ class Gate:
                     code="rate_limit_exceeded",
                     headers={"retry-after": str(self._retry_after(now + wanted - limit))},
                 )
+
+    @contextmanager
+    def enter(self, wanted: int) -> Iterator[list[Place]]:
+        """Places for so many completions. Raises what `check` raises."""
+        self.check(wanted)
         places = [Place(self) for _ in range(wanted)]
         try:
             yield places

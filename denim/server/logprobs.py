@@ -15,6 +15,7 @@ LEAST = -9999.0
 """For minus infinity, which JSON does not have; the OpenAI API's own number for it."""
 
 Report = Mapping[int, Logprob]
+BytesOf = Callable[[int], bytes]
 
 
 class TopLogprob(ApiModel):
@@ -62,11 +63,11 @@ class CompletionLogprobs(ApiModel):
     top_logprobs: list[dict[str, float] | None]
 
 
-def chat_logprobs(reports: Sequence[Report], top: int) -> ChatLogprobs:
-    """`top`: how many of the likeliest tokens to name."""
+def chat_logprobs(reports: Sequence[Report], top: int, bytes_of: BytesOf) -> ChatLogprobs:
+    """`top`: how many of the likeliest tokens to name. `bytes_of`: a token's bytes."""
     content = []
     for report in reports:
-        entries = [_entry(token, entry) for token, entry in report.items()]
+        entries = [_entry(token, entry, bytes_of) for token, entry in report.items()]
         likeliest = sorted(zip(report.values(), entries, strict=True), key=lambda pair: pair[0].rank)
         named = [entry for logprob, entry in likeliest if logprob.rank <= top]
         content.append(TokenLogprob(**entries[0].model_dump(), top_logprobs=named))
@@ -104,9 +105,9 @@ def _by_text(report: Report, top: int) -> dict[str, float]:
     }
 
 
-def _entry(token: int, entry: Logprob) -> TopLogprob:
-    text = _text(token, entry)
-    return TopLogprob(token=text, logprob=max(entry.logprob, LEAST), bytes=list(text.encode()))
+def _entry(token: int, entry: Logprob, bytes_of: BytesOf) -> TopLogprob:
+    logprob = max(entry.logprob, LEAST)
+    return TopLogprob(token=_text(token, entry), logprob=logprob, bytes=list(bytes_of(token)))
 
 
 def _text(token: int, entry: Logprob) -> str:

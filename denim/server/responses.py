@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -71,7 +72,8 @@ class _Answer:
         self._body = body
         self._job = job.job
         self._reply = job.replies()[0]
-        self._items = OutputItems((body.top_logprobs or 0) if body.wants_logprobs else None)
+        told = partial(job.logprobs, top=body.top_logprobs) if body.wants_logprobs else None
+        self._items = OutputItems(told)
         self._model = model
         self._created = int(time.time())
         self._events = 0

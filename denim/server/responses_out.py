@@ -7,10 +7,10 @@ parts of replies; nothing of requests.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from denim.server.logprobs import Report, chat_logprobs
+from denim.server.logprobs import ChatLogprobs, Report
 from denim.server.reply_parts import AnswerText, ReasoningText, ReplyPart, ToolCallArguments, ToolCallStart
 
 Item = dict[str, Any]
@@ -24,18 +24,18 @@ TEXT_ITEMS = {
 
 
 class OutputItems:
-    """`items` so far. `top`: how many likeliest tokens log-probabilities name; None: there are none."""
+    """`items` so far. `logprobs`: of reports in the API's form; None: there are none."""
 
-    def __init__(self, top: int | None) -> None:
+    def __init__(self, logprobs: Callable[[Sequence[Report]], ChatLogprobs] | None) -> None:
         self.items: list[Item] = []
-        self._top = top
+        self._logprobs = logprobs
         self._open: type[ReplyPart] | None = None
         self._reports: list[Report] = []  # of tokens whose text has not come
 
     def take(self, parts: Sequence[ReplyPart], reports: Sequence[Report]) -> list[Event]:
         """Add parts; the events that tell of it. `reports` are those of the tokens behind them."""
         events: list[Event] = []
-        self._reports += reports if self._top is not None else ()
+        self._reports += reports if self._logprobs is not None else ()
         for part in parts:
             if isinstance(part, AnswerText | ReasoningText):
                 if self._open is not type(part):
@@ -88,7 +88,8 @@ class OutputItems:
         fields: dict[str, Any] = {"content_index": 0, "delta": text}
         reports, self._reports = self._reports, []
         if kind is AnswerText:
-            fields["logprobs"] = chat_logprobs(reports, self._top or 0).model_dump()["content"]
+            shown = self._logprobs(reports).model_dump()["content"] if self._logprobs is not None else []
+            fields["logprobs"] = shown
             part["logprobs"] = [*part["logprobs"], *fields["logprobs"]]
         return self._event(f"{TEXT_ITEMS[kind][3]}.delta", **fields)
 

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+import tokenizers
+from tokenizers import decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from denim.engine.tokenizer import Tokenizer, load_tokenizer, need_tokenizer
 from denim.errors import ConfigError, RequestError
@@ -16,6 +18,24 @@ TEXTS = ["the thing, 12345 times", "中文中 😀é", "", "  \n\n", "the<|im_en
 @pytest.mark.parametrize("text", TEXTS)
 def test_text_survives(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_bytes_of_tokens_join_to_the_text(tokenizer: Tokenizer, text: str) -> None:
+    """Also where a character is spread over several tokens."""
+    assert b"".join(map(tokenizer.bytes_of, tokenizer.encode(text))) == text.encode()
+
+
+def test_bytes_of_a_byte_fallback() -> None:
+    """SentencePiece's vocabularies have a token `<0xE4>` for a byte without one of its own."""
+    inner = byte_fallback_tokenizer({"<0xE4>": 0, "<0xB8>": 1, "a": 2})
+    assert [inner.bytes_of(token) for token in range(3)] == [b"\xe4", b"\xb8", b"a"]
+
+
+def byte_fallback_tokenizer(vocab: dict[str, int]) -> Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
 def test_special_tokens_are_skipped_when_asked(tokenizer: Tokenizer) -> None:

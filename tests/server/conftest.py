@@ -14,7 +14,7 @@ from tests.server.live import Live, live
 @pytest.fixture(scope="session")
 def engine() -> Iterator[AsyncEngine]:
     """denim-tiny: it can write, and its template thinks. Every step is checked."""
-    engine = AsyncEngine(memory="64MiB", max_num_seqs=16, debug=True)
+    engine = AsyncEngine(memory="64MiB", max_num_seqs=16)
     yield engine
     asyncio.run(engine.check())
     asyncio.run(engine.close())

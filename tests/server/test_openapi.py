@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def small() -> Iterator[Live]:
     """Contexts are short, so that no call takes long."""
-    engine = AsyncEngine(memory="16MiB", max_model_len=160, max_num_seqs=16, debug=True)
+    engine = AsyncEngine(memory="16MiB", max_model_len=96, max_num_seqs=16)
     with live(engine, max_streams=4096, max_queue=4096) as server:
         yield server
     asyncio.run(engine.close())
@@ -46,6 +46,7 @@ def fuzz(server: Live, folder: Path, *arguments: str) -> int:
     program = Path(sys.executable).with_name("schemathesis")
     command = [program, "run", f"{server.url}/openapi.json", "--checks", ",".join(CHECKS), *arguments]
     command += ["--exclude-path-regex", LEFT_OUT, "--suppress-health-check", "all", "--warnings", "off"]
+    command += ["--request-timeout", "300"]
     hooks = os.environ | {"SCHEMATHESIS_HOOKS": "tests.server.fuzz_hooks", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*command, "--continue-on-failure", "--no-color"],
