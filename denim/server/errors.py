@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from denim.engine.prompts import PromptTooLongError
 from denim.engine.unavailable import EngineUnavailableError
 from denim.errors import CapacityError, DenimError, RequestError
+from denim.server.record import record_of
 
 log = logging.getLogger("denim.server")
 
@@ -114,6 +115,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         told = api_error(error)
+        record_of(request).error = told.message
         return JSONResponse(error_body(told, request.url.path), told.status_code, headers=told.headers)
 
     for kind in (HTTPException, RequestValidationError, DenimError):

@@ -36,5 +36,6 @@ async def check_key(
             headers={"www-authenticate": "Bearer"},
         )
     # Every key is compared, in time that does not depend on where they differ.
-    if not sum(secrets.compare_digest(given.encode(), key.encode()) for key in keys):
+    sent = given.encode("latin-1")  # headers are bytes, which were read as this
+    if not sum(secrets.compare_digest(sent, key.encode()) for key in keys):
         raise ApiError(401, "wrong API key", code="invalid_api_key", headers={"www-authenticate": "Bearer"})

@@ -110,6 +110,7 @@ def test_a_line_says_what_a_request_was(script: ScriptedEngine, lines: list[logg
     }
     assert "5 tokens in (1 cached)" in lines[0].getMessage()
     assert (second["status"], second["path"]) == (404, "/v1/models/x")
+    assert "'x' is not served here" in second["error"]
     assert "prompt_tokens" not in second
 
 
@@ -203,6 +204,7 @@ def test_keys(locked: Live) -> None:
             ({"x-api-key": "firs"}, 401),
             ({"authorization": "Bearer first"}, 200),
             ({"x-api-key": "first"}, 200),
+            ({"x-api-key": "sécond".encode()}, 200),
         ):
             response = http.post("/v1/completions", json=body, headers=headers)
             assert response.status_code == status, headers
