@@ -27,7 +27,7 @@ from denim.recurrence.kernels.triangular import inverse_of_unit_lower
 
 LOG2E = tl.constexpr(1.4426950408889634)
 SOFTPLUS_LINEAR = 20.0  # above it softplus(x) = x in fp32
-STEPS = 16  # tokens whose loads `_fade` has in flight
+CHANNELS = 32  # that a program of `_fade` takes: 64 bytes of a row
 
 
 @triton.jit(do_not_specialize_on_alignment=TABLE)
@@ -48,13 +48,12 @@ def _fade(
     heads: tl.constexpr,
     key_dim: tl.constexpr,
     size: tl.constexpr,
-    block_k: tl.constexpr,
-    steps: tl.constexpr,
+    width: tl.constexpr,
     least: tl.constexpr,
     linear: tl.constexpr,
     exact: tl.constexpr,
 ):
-    """Sums of a chunk's log-decays (base 2), and keys and queries faded by them; a thread owns channels."""
+    """Sums of a chunk's log-decays (base 2), and keys and queries faded by them, for `width` channels."""
     place = tl.program_id(0).to(tl.int64)
     chunk = place // heads
     head = tl.program_id(0) % heads
@@ -63,46 +62,40 @@ def _fade(
     count = tl.load(chunks_ptr + chunk * 3 + 2)
     if sequence < 0:
         return
-    lane = tl.arange(0, block_k)
+    lane = tl.program_id(1) * width + tl.arange(0, width)
     real = lane < key_dim
     channel = head * key_dim + lane
     bias = tl.load(dt_bias_ptr + channel, mask=real, other=0.0)
     rate = tl.exp(tl.load(a_log_ptr + head))
     dtype = rows_ptr.dtype.element_ty
-    total = tl.zeros([block_k], tl.float32)
-    for start in tl.range(0, size, steps):
-        for i in tl.static_range(steps):
-            t = start + i
-            live = real & (t < count)
-            f = tl.load(f_ptr + (first + t) * f_stride + channel, mask=live, other=0.0).to(tl.float32) + bias
-            if exact:
-                softplus = tl.where(f > linear, f, tl.log(1.0 + tl.exp(tl.minimum(f, linear)))) * LOG2E
-            else:
-                softplus = tl.log2(1.0 + tl.exp2(tl.minimum(f, linear) * LOG2E))
-                softplus = tl.where(f > linear, f * LOG2E, softplus)
-            if floor is None:
-                log_decay = -rate * softplus
-            else:
-                log_decay = floor * LOG2E / (1.0 + tl.exp2(f * (-rate * LOG2E)))
-            total += tl.where(live, tl.maximum(log_decay, least * LOG2E), 0.0)
-            source = rows_ptr + (first + t) * row_stride + channel
-            q = tl.load(source, mask=live, other=0.0).to(tl.float32)
-            k = tl.load(source + heads * key_dim, mask=live, other=0.0).to(tl.float32)
-            since = tl.exp2(total)
-            target = (place * size + t) * key_dim + lane
-            tl.store(sums_ptr + target, total, mask=real)
-            tl.store(keys_ptr + target, (k * since).to(dtype), mask=real)
-            tl.store(queries_ptr + target, (q * since).to(dtype), mask=real)
+    token = tl.arange(0, size)
+    live = (token < count)[:, None] & real[None, :]
+    row = first + token[:, None]
+    f = tl.load(f_ptr + row * f_stride + channel[None, :], mask=live, other=0.0).to(tl.float32)
+    f += bias[None, :]
+    source = rows_ptr + row * row_stride + channel[None, :]
+    q = tl.load(source, mask=live, other=0.0).to(tl.float32)
+    k = tl.load(source + heads * key_dim, mask=live, other=0.0).to(tl.float32)
+    if floor is not None:
+        log_decay = floor * LOG2E / (1.0 + tl.exp2(f * (-rate * LOG2E)))
+    elif exact:
+        softplus = tl.where(f > linear, f, tl.log(1.0 + tl.exp(tl.minimum(f, linear))))
+        log_decay = -rate * softplus * LOG2E
+    else:
+        softplus = tl.log2(1.0 + tl.exp2(tl.minimum(f, linear) * LOG2E))
+        log_decay = -rate * tl.where(f > linear, f * LOG2E, softplus)
+    log_decay = tl.where(live, tl.maximum(log_decay, least * LOG2E), 0.0)
+    sums = tl.cumsum(log_decay, 0)
+    total = tl.sum(log_decay, 0)
+    since = tl.exp2(sums)
+    until = tl.exp2(tl.minimum(total[None, :] - sums, 0.0))
+    target = (place * size + token[:, None]) * key_dim + lane[None, :]
+    there = real[None, :]
+    tl.store(sums_ptr + target, sums, mask=there)
+    tl.store(keys_ptr + target, (k * since).to(dtype), mask=there)
+    tl.store(queries_ptr + target, (q * since).to(dtype), mask=there)
+    tl.store(later_ptr + target, (k * until).to(dtype), mask=there)
     tl.store(left_ptr + place * key_dim + lane, tl.exp2(total), mask=real)
-    for start in tl.range(0, size, steps):
-        for i in tl.static_range(steps):
-            t = start + i
-            live = real & (t < count)
-            target = (place * size + t) * key_dim + lane
-            until = tl.exp2(total - tl.load(sums_ptr + target, mask=real, other=0.0))
-            source = rows_ptr + (first + t) * row_stride + heads * key_dim + channel
-            k = tl.load(source, mask=live, other=0.0).to(tl.float32)
-            tl.store(later_ptr + target, (k * until).to(dtype), mask=real)
 
 
 @triton.jit(do_not_specialize_on_alignment=TABLE)
@@ -166,7 +159,8 @@ def kimi_delta_chunks(
     left = torch.empty(chunks, heads, key_dim, dtype=torch.float32, device=rows.device)
     sums = torch.empty(chunks, heads, size, key_dim, dtype=torch.float32, device=rows.device)
     precision = "ieee" if rows.dtype == torch.float32 else "tf32"
-    _fade[(chunks * heads,)](
+    width = min(CHANNELS, triton.next_power_of_2(key_dim))
+    _fade[(chunks * heads, triton.cdiv(key_dim, width))](
         rows,
         rows.stride(0),
         f,
@@ -183,12 +177,11 @@ def kimi_delta_chunks(
         heads=heads,
         key_dim=key_dim,
         size=size,
-        block_k=triton.next_power_of_2(key_dim),
-        steps=STEPS,
+        width=width,
         least=MIN_LOG_DECAY[torch.float32],
         linear=SOFTPLUS_LINEAR,
         exact=precision == "ieee",
-        num_warps=1,
+        num_warps=4,
     )
     products = torch.empty(chunks, heads, size, size, dtype=torch.float32, device=rows.device)
     faded_products(rows, table.chunks, sums, products, scores, scale, precision)
