@@ -83,13 +83,15 @@ def assert_preempted(row: Crossing, outcome: Run) -> None:
 
 
 def assert_hit(row: Crossing, outcome: Run) -> None:
-    """Where memory is roomy a request that has run before hits at one token before its prompt's end."""
+    """Where memory is roomy a request that has run before hits at one token before its prompt's end. What is
+    pushed to lower tiers in every step may be pushed there again before the request that it came up for begins.
+    """
     named = dict(zip(AXES, row.names, strict=True))
     hits = outcome.stats["prefix"]["hit_tokens"]
     if named["prefixes"] == "none":
         assert hits == 0
     elif named["prefixes"] == "ends" and named["memory"] == "roomy":
-        assert hits > 0
+        assert hits > 0 or named["tiers"] != "none"
         if named["preempted"] == "never" and named["company"] == "alone":
             scored = [case.params.prompt_logprobs is not None for case in CASES]
             cached = [output.num_cached_tokens for output in outcome.outputs]
