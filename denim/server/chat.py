@@ -32,14 +32,14 @@ from denim.server.record import RequestRecord, record_of
 from denim.server.reply import Call, Reply
 from denim.server.reply_form import ToolChoice
 from denim.server.reply_parts import AnswerText, ReasoningText, ReplyPart, ToolCallArguments, ToolCallStart
-from denim.server.schema import ERRORS, Usage
+from denim.server.schema import ERRORS, STREAMED, Usage
 from denim.server.serving import Serving, serving_of
 from denim.server.streaming import DONE, event, event_stream
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion)
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     serving, record = serving_of(request), record_of(request)

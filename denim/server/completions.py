@@ -28,14 +28,14 @@ from denim.server.generation import Job, generate
 from denim.server.json_body import JsonRoute
 from denim.server.logprobs import Report, completion_logprobs, prompt_logprobs
 from denim.server.record import RequestRecord, record_of
-from denim.server.schema import ERRORS, Usage
+from denim.server.schema import ERRORS, STREAMED, Usage
 from denim.server.serving import Serving, serving_of
 from denim.server.streaming import DONE, event, event_stream
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 
-@router.post("/v1/completions", response_model=Completion)
+@router.post("/v1/completions", response_model=Completion, responses=STREAMED)
 async def complete(body: CompletionRequest, request: Request) -> Response:
     """Go on with a prompt."""
     serving, record = serving_of(request), record_of(request)

@@ -31,6 +31,7 @@ from denim.server.messages_schema import (
 from denim.server.record import RequestRecord, record_of
 from denim.server.reply import Reply, call_arguments
 from denim.server.reply_parts import AnswerText, ReasoningText, ReplyPart, ToolCallArguments, ToolCallStart
+from denim.server.schema import STREAMED
 from denim.server.serving import Serving, serving_of
 from denim.server.streaming import event, event_stream
 
@@ -39,7 +40,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Anthropic"], responses=ANTHROPI
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-@router.post("/v1/messages", response_model=MessagesResponse)
+@router.post("/v1/messages", response_model=MessagesResponse, responses=STREAMED)
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
     serving, record = serving_of(request), record_of(request)

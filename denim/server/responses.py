@@ -33,14 +33,14 @@ from denim.server.responses_schema import (
     ResponsesUsage,
     TextOptions,
 )
-from denim.server.schema import ERRORS
+from denim.server.schema import ERRORS, STREAMED
 from denim.server.serving import Serving, serving_of
 from denim.server.streaming import event, event_stream
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 
-@router.post("/v1/responses", response_model=Response)
+@router.post("/v1/responses", response_model=Response, responses=STREAMED)
 async def respond(body: ResponsesRequest, request: Request) -> HttpResponse:
     """Answer input."""
     serving, record = serving_of(request), record_of(request)

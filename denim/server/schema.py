@@ -143,3 +143,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorResponse, "description": "The request is at fault, or comes at a bad time."},
     "5XX": {"model": ErrorResponse, "description": "The server is at fault, or stops."},
 }
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; as server-sent events where `stream` asks for it.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}

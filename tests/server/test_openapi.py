@@ -94,6 +94,9 @@ def test_every_endpoint_is_in_the_schema(http: httpx.Client) -> None:
         "/sleep", "/wake_up", "/is_sleeping",
     ):  # fmt: skip
         assert path in schema["paths"], path
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
+        content = schema["paths"][path]["post"]["responses"]["200"]["content"]
+        assert set(content) == {"application/json", "text/event-stream"}
     ranges = schema["components"]["schemas"]["ChatRequest"]["properties"]["temperature"]
     assert ranges["minimum"] == 0
 
