@@ -84,7 +84,7 @@ def assert_preempted(row: Crossing, outcome: Run) -> None:
 
 def assert_hit(row: Crossing, outcome: Run) -> None:
     """Where memory is roomy a request that has run before hits at one token before its prompt's end. What is
-    pushed to lower tiers in every step may be pushed there again before the request that it came up for begins.
+    pushed to lower tiers in every step may go there again before the request that it came up for begins.
     """
     named = dict(zip(AXES, row.names, strict=True))
     hits = outcome.stats["prefix"]["hit_tokens"]
