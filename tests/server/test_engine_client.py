@@ -371,6 +371,7 @@ def test_a_start_that_cannot_work_is_refused(
     assert {child.pid for child in psutil.Process().children()} == before
 
 
+@pytest.mark.slow  # two processes to import everything
 def test_the_process_ends_with_its_server() -> None:
     """Even with one that had no time to close it."""
     code = (

@@ -78,6 +78,7 @@ def test_kill_9_of_the_engine_in_mid_stream(served: Served, threads: ThreadPoolE
     """Streams end with an error event, whole answers are 503, and within seconds the server serves again."""
     before = httpx.post(url(served), json=SHORT, timeout=PATIENCE).json()["choices"]
     crashes = metric(served, "denim_engine_crashes_total")
+    tasks, files = metric(served, "denim_server_tasks"), served.server.num_fds()
     whole = [threads.submit(httpx.post, url(served), json=LONG, timeout=PATIENCE) for _ in range(3)]
     streams = [threads.submit(httpx.post, url(served), json=LONG | {"stream": True}, timeout=PATIENCE)]
     with openai.OpenAI(base_url=url(served, "/v1"), api_key="none", max_retries=0) as client:
@@ -103,6 +104,9 @@ def test_kill_9_of_the_engine_in_mid_stream(served: Served, threads: ThreadPoolE
     assert metric(served, "denim_engine_crashes_total") == crashes + 1
     (served.engine,) = served.server.children()
     assert idle(served)
+    assert metric(served, "denim_completions_in_work") == 0
+    assert metric(served, "denim_server_tasks") == tasks
+    until(lambda: served.server.num_fds() <= files, 5)  # a connection may just be closing
 
 
 def test_who_hangs_up_while_waiting_leaves_nothing(served: Served, threads: ThreadPoolExecutor) -> None:
