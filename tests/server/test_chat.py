@@ -420,6 +420,29 @@ def test_without_tools_calls_are_text(script: ScriptedEngine, caller: openai.Ope
         assert choice.finish_reason == "stop"
 
 
+THINKS = HERMES_TEMPLATE.replace(
+    "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("reply", [f"I look it up.\n{CALL}", f"I look it up.\n</think>\n\n{CALL}"])
+def test_a_call_is_found_inside_and_behind_reasoning(tmp_path: Path, reply: str) -> None:
+    """AP-16: the model may forget to close its reasoning; the reply is not empty, and says why it ended."""
+    engine = ScriptedEngine(tmp_path, reply, template=THINKS)
+    assert THINKS != HERMES_TEMPLATE
+    with (
+        live(engine) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        choice = client.chat.completions.create(**ASK).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.reasoning_content == "I look it up."
+        assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Köln"}
+        chunks = chunks_of(client, **ASK)
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+        assert text_of(chunks, field="reasoning_content") == "I look it up."
+
+
 def test_the_helper_of_the_client_puts_a_stream_together(
     script: ScriptedEngine, caller: openai.OpenAI
 ) -> None:
