@@ -37,6 +37,8 @@ class Constraint:
         self._ending_ids = frozenset(ending_ids)
         self.mask = torch.zeros(1, -(-vocab_size // _BITS), dtype=torch.int32)
         self._words = self.mask[0].numpy()
+        used = vocab_size % _BITS  # bits of the last word; xgrammar sets those behind them
+        self._last = np.int32((1 << used) - 1 if used else -1)
         self.exhausted = False
         try:
             self._fill()
@@ -64,6 +66,7 @@ class Constraint:
 
     def _fill(self) -> None:
         self._matcher.fill_next_token_bitmask(self.mask)
+        self._words[-1] &= self._last
         for word, bit in self._model_ends:
             self._words[word] &= ~bit
         self.exhausted = not self._words.any()

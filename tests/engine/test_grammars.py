@@ -30,7 +30,7 @@ def constraint(made: Grammars, tokenizer: Tokenizer, **form: Any) -> Constraint:
 
 
 def allowed(one: Constraint) -> set[int]:
-    return {token for token in range(TEXT_VOCAB) if one.mask[0, token // 32].item() >> token % 32 & 1}
+    return set(one.allowed().tolist())
 
 
 def follow(one: Constraint, tokenizer: Tokenizer, text: str) -> None:
@@ -146,6 +146,18 @@ def test_ids_beyond_the_tokenizer_are_never_drawn(made: Grammars, tokenizer: Tok
     one = constraint(made, tokenizer, regex="(.|\n)*")
     last = max(tokenizer.inner.get_vocab().values())
     assert max(allowed(one)) <= last < TEXT_VOCAB - 1
+
+
+@pytest.mark.parametrize("vocab", [275, 287, 288, 289])
+def test_a_vocabulary_of_any_size(tokenizer: Tokenizer, vocab: int) -> None:
+    """A mask has whole words; its bits behind the vocabulary are no tokens."""
+    made = Grammars(tokenizer, vocab, end_of(tokenizer))
+    one = made.constraint(StructuredOutput(regex="ab"), [])
+    for letter in b"ab":
+        assert one.allowed().tolist() == [letter]
+        one.accept(letter)
+    assert one.exhausted
+    assert one.allowed().tolist() == []
 
 
 def test_what_ends_the_completion_is_its_own_affair(made: Grammars, tokenizer: Tokenizer) -> None:

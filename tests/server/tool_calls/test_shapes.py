@@ -6,13 +6,11 @@ import json
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
 from denim import RequestError, StructuredOutput
 from denim.engine.grammars import Grammars
 from denim.engine.tokenizer import Tokenizer, load_tokenizer
-from denim.runner.constraint import Constraint
 from denim.server.reply_parser import ReplyParser
 from denim.server.reply_parts import ReplyPart
 from denim.server.tool_calls.formats import FORMATS, ToolFormat
@@ -54,11 +52,6 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer, VOCAB, [tokenizer.eos_token_id])
 
 
-def allowed(one: Constraint) -> list[int]:
-    bits = np.unpackbits(one.mask[0].numpy().view(np.uint8), bitorder="little")
-    return np.flatnonzero(bits[:VOCAB]).tolist()
-
-
 def texts(grammars: Grammars, tokenizer: Tokenizer, grammar: dict[str, Any], count: int) -> list[str]:
     """Random texts of a grammar, up to where it lets them end. White space is rarely drawn: little is to be
     learnt from it."""
@@ -71,7 +64,7 @@ def texts(grammars: Grammars, tokenizer: Tokenizer, grammar: dict[str, Any], cou
         one = grammars.constraint(form, [end])
         tokens: list[int] = []
         for _ in range(3000):
-            may = allowed(one)
+            may = one.allowed().tolist()
             going = [token for token in may if token != end]
             if end in may and (not going or chance.random() < 0.6):
                 break
@@ -141,10 +134,10 @@ def test_calls_in_text(grammars: Grammars, tokenizer: Tokenizer, form: ToolForma
     text = tokenizer.encode(f"See: {form.open}", add_special_tokens=False)
     for token in text:
         one.accept(token)
-    assert len(allowed(one)) < 40
+    assert len(one.allowed().tolist()) < 40
     (whole,) = texts(grammars, tokenizer, form.shape.calls({"now": NOTHING}, single=True), 1)
     for token in tokenizer.encode(whole.removeprefix(form.open), add_special_tokens=False):
-        assert token in allowed(one), whole
+        assert token in one.allowed().tolist(), whole
         one.accept(token)
     assert one.exhausted
     assert calls(read(form, f"See: {whole}")) == [("now", "{}")]
