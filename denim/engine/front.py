@@ -26,8 +26,8 @@ from denim.engine.unavailable import EngineClosedError, EngineUnavailableError
 from denim.engine.waiting import Waiting
 from denim.sampling_params import SamplingParams, checked_params
 
-# A text up to this many characters is tokenised on the spot, in a quarter of a millisecond; a thread would cost
-# as much. Longer ones must not hold up the others.
+# A text up to this many characters is tokenised on the spot, in a quarter of a millisecond; a thread would
+# cost as much. Longer ones must not hold up the others.
 SHORT_TEXT = 500
 
 

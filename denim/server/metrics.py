@@ -26,7 +26,7 @@ QUEUES = ("running", "waiting", "swapped")
 
 
 class ServerState(NamedTuple):
-    """completions_in_work: taken on and not over. tasks: on the event loop. crashes: of the engine process."""
+    """completions_in_work: taken on and not over. tasks: on the event loop. crashes: of the engine."""
 
     completions_in_work: int
     tasks: int
