@@ -6,55 +6,83 @@ Owns the curve: the real tree, policy and order of eviction run over the trace w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from denim.cache.byte_arena import ByteArena
-from denim.cache.replay import Clock, TraceRequest, replay
-from denim.cache.sizing import open_cache
+from denim.cache.replay import Clock, Reused, TraceRequest, replay
+from denim.cache.sizing import open_cache, prefill_curve
 from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass
 from denim.spec.model import ModelSpec
 
-COARSE_PAGE = 256
-"""Tokens of a page in the replay: hits are exact whatever its size, and few pages are quick to count."""
+COARSE_PAGE = 64
+"""Tokens of a page in the replay: hits are exact whatever its size, and few pages are quick to count. With 64
+the rates are those of 16 to a tenth of a point."""
+
+AT_ONCE = 2
+"""Sizes that run at once, each in a process of its own: few machines have fewer cores."""
+
+WORTH_PROCESSES = 1000
+"""Requests from which on starting them is worth it."""
+
+TAIL = 0.95
+
+
+class Trace(Protocol):
+    """Requests in the order of their arrival, which may be made anew each time that they are gone through."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[TraceRequest]: ...
 
 
 class CurvePoint(NamedTuple):
     """With `memory_bytes` for what is cached and what runs: shares of the prompts' tokens and FLOPs that were
-    reused, and checkpoints that were evicted."""
+    reused, checkpoints that were evicted, and of the requests in the order of the FLOPs that are left to
+    compute the one that 95% do not exceed: its prompt, and how much of that was reused."""
 
     memory_bytes: int
     token_hit_rate: float
     flop_hit_rate: float
     evicted: int
+    tail: Reused
 
 
 def hit_curve(
     spec: ModelSpec,
     layout: ArenaLayout,
-    trace: Iterable[TraceRequest],
+    trace: Trace,
     sizes: Sequence[int],
     segment: int,
     policy: str = "auto",
 ) -> list[CurvePoint]:
     """One point for each of `sizes` in bytes. `trace` is gone through once for each. `segment`: as in
     `open_cache`."""
-    return [_point(spec, _coarse(layout), trace, size, segment, policy) for size in sizes]
+    point = partial(_point, spec, _coarse(layout), trace, segment, policy)
+    if len(trace) < WORTH_PROCESSES:
+        return [point(size) for size in sizes]
+    with ProcessPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(point, sizes))
 
 
 def _point(
-    spec: ModelSpec, layout: ArenaLayout, trace: Iterable[TraceRequest], size: int, segment: int, policy: str
+    spec: ModelSpec, layout: ArenaLayout, trace: Iterable[TraceRequest], segment: int, policy: str, size: int
 ) -> CurvePoint:
     arena: Any = ByteArena(layout, size)
     clock = Clock()
     cache = open_cache(spec, arena, arena.can_alloc, policy, segment, now=clock)
-    replay(trace, cache, arena, clock)
+    reused = replay(trace, cache, arena, clock)
+    flops = prefill_curve(spec)
+    reused.sort(key=lambda one: flops(one.prompt) - flops(one.position))
     account = cache.account
     return CurvePoint(
         size,
         account.hit_tokens / account.query_tokens,
         account.hit_flops / account.query_flops,
         account.evicted,
+        reused[min(len(reused) - 1, int(TAIL * len(reused)))],
     )
 
 

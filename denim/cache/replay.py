@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from denim.cache.node import Tokens
 from denim.cache.positions import GENERATION_END, Sighting
@@ -37,14 +38,23 @@ class Clock:
         return self.now
 
 
-def replay(trace: Iterable[TraceRequest], cache: PrefixCache, arena: Arena, clock: Clock) -> None:
-    """Run every request of `trace`, in order, against `cache`; its account then says what came of it."""
+class Reused(NamedTuple):
+    """Of one request: tokens of its prompt, and how many of them were reused."""
+
+    prompt: int
+    position: int
+
+
+def replay(trace: Iterable[TraceRequest], cache: PrefixCache, arena: Arena, clock: Clock) -> list[Reused]:
+    """Run every request of `trace`, in order, against `cache`, whose account then says what came of it."""
+    reused = []
     for request in trace:
         clock.now = request.time
-        _replay_one(request, cache, arena)
+        reused.append(Reused(request.prompt, _replay_one(request, cache, arena)))
+    return reused
 
 
-def _replay_one(request: TraceRequest, cache: PrefixCache, arena: Arena) -> None:
+def _replay_one(request: TraceRequest, cache: PrefixCache, arena: Arena) -> int:
     namespace = Namespace()
     prompt = request.tokens[: request.prompt]
     page_size, has_pages = arena.layout.page_size, arena.layout.has(PAGE)
@@ -66,7 +76,7 @@ def _replay_one(request: TraceRequest, cache: PrefixCache, arena: Arena) -> None
     lease = cache.begin(hit, prompt)
     if not fits:  # a request larger than the whole arena
         cache.end(lease)
-        return
+        return 0
     shared, copied = hit.pages[:full], hit.pages[full:]
     own = arena.alloc_many(PAGE, need[PAGE]) if has_pages else []
     slot = arena.alloc(SLOT) if SLOT in need else -1
@@ -95,3 +105,4 @@ def _replay_one(request: TraceRequest, cache: PrefixCache, arena: Arena) -> None
     if pages:
         arena.release(PAGE, pages)
     cache.end(lease)
+    return hit.position

@@ -79,6 +79,17 @@ def test_the_curve_rises_to_what_is_shared(tmp_path: Path) -> None:
     assert large.token_hit_rate == pytest.approx(applied / sum((4 + 2 * turn) * BLOCK for turn in range(4)))
     assert large.evicted == 0 < small.evicted
     assert 0 < large.flop_hit_rate < 1
+    assert small.tail.prompt == 10 * BLOCK and small.tail.position <= large.tail.position
+    assert large.tail == (4 * BLOCK, 0), "with all of it reused, first turns compute most"
+
+
+def test_many_requests_run_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [entry(at, BLOCK, 10, [at % 7]) for at in range(20)]
+    trace = read_trace(save(tmp_path / "t.jsonl", entries))
+    sizes = [10**9, 10**12]
+    alone = hit_curve(SPEC, LAYOUT, trace, sizes, segment=8192)
+    monkeypatch.setattr("denim.cache.hit_curve.WORTH_PROCESSES", 20)
+    assert hit_curve(SPEC, LAYOUT, trace, sizes, segment=8192) == alone
 
 
 def test_bytes_are_counted() -> None:

@@ -207,5 +207,7 @@ def test_a_trace_that_names_its_blocks(
     assert "prefixes of this trace" in capsys.readouterr().out
     plan(folder, trace=trace, as_json=True)
     curve = json.loads(capsys.readouterr().out)["prefix_curve"]
-    assert [point["memory_bytes"] is None for point in curve] == [False] * 4 + [True]
+    assert [point["host_bytes"] for point in curve] == [0, 0, 64 << 30, 256 << 30, 1 << 40, None]
+    assert curve[0]["arena_bytes"] < curve[1]["arena_bytes"] == curve[-1]["arena_bytes"]
+    assert all(0 < point["p95_seconds"] < 1 for point in curve)
     assert curve[-1]["token_hit_rate"] == pytest.approx(649 / 2100)

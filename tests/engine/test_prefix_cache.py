@@ -297,3 +297,24 @@ def test_a_warning_when_there_can_be_no_hit(caplog: pytest.LogCaptureFixture) ->
     assert warned(2, "auto")
     assert not warned(2, "none") and not warned(3, "auto")
     assert warned(64, "all", max_model_len=800) and not warned(64, "all", max_model_len=2000)
+
+
+def test_a_long_part_with_tools_gives_the_same_calls_warm_and_cold() -> None:
+    """PH-10: five questions behind one description of tools; the first 20 tokens of each are a cold run's."""
+    tools = "".join(f'{{"name": "tool_{i}", "parameters": {{"x": "integer"}}}}\n' for i in range(40))
+    system = {"role": "system", "content": f"You may call these tools, one call an answer:\n{tools}"}
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    warm, cold = (
+        LLM(memory="64MiB", max_model_len=2048, device="cpu", dtype="float32", checkpoint_policy=policy)
+        for policy in ("auto", "none")
+    )
+    for number in range(5):
+        messages = [
+            system,
+            {"role": "user", "content": f"What is {number} and {number + 1}? Use tool_{number}."},
+        ]
+        read = warm.read_chat(messages)
+        assert read.boundaries[0] > 800  # behind the system part
+        (hit,), (miss,) = (llm.chat(messages, params) for llm in (warm, cold))
+        assert hit.num_cached_tokens == (read.boundaries[0] if number else 0)
+        assert hit.outputs[0].token_ids == miss.outputs[0].token_ids
