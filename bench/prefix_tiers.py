@@ -24,7 +24,7 @@ from denim.sampling_params import SamplingParams
 
 OWN = 32  # tokens behind the prefix
 OTHERS = 8  # requests that decode meanwhile
-QUIET_STEPS = 40
+QUIET_STEPS = 20
 
 
 def push_out(core: EngineCore, to_files: bool = False) -> None:

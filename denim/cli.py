@@ -94,6 +94,12 @@ def plan(
         int | None, typer.Option(help="Devices that share the model; default: the fewest that hold it.")
     ] = None,
     drafts: Annotated[int, typer.Option(help="Drafts that a step verifies.")] = 0,
+    host_memory: Annotated[
+        str | None, typer.Option(help="Beside each device, for checkpoints that leave its arena: 256GiB, …")
+    ] = None,
+    checkpoint_dtype: Annotated[
+        str, typer.Option(help="Of states in host memory: auto, bfloat16 or int8.")
+    ] = "auto",
     dtype: Dtype = "auto",
     state_dtype: StateDtype = "auto",
     kv_dtype: KvDtype = "auto",
@@ -111,6 +117,7 @@ def plan(
         from denim.commands.explorer import show_explorer
 
         beside = {"--memory": memory, "--drafts": drafts, "--compare": compare, "--json": as_json}
+        beside |= {"--host-memory": host_memory, "--checkpoint-dtype": checkpoint_dtype != "auto"}
         options = {
             "device": device,
             "gpus": tensor_parallel,
@@ -133,6 +140,8 @@ def plan(
         trace,
         tensor_parallel,
         drafts,
+        host_memory,
+        checkpoint_dtype,
         dtype,
         state_dtype,
         kv_dtype,

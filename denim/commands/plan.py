@@ -22,6 +22,7 @@ from denim.ledger.devices import find_device
 from denim.ledger.lengths import Lengths
 from denim.ledger.units import count_text, flops_text, parse_bytes, pattern_text, size_text
 from denim.memory.capacity_plan import CapacityPlan
+from denim.memory.checkpoint_form import EXACT
 from denim.memory.fewest_devices import fewest_devices
 from denim.memory.plan_json import plan_json
 from denim.spec import read_spec
@@ -38,6 +39,8 @@ def show_plan(
     trace: Path | None,
     tensor_parallel: int | None,
     drafts: int,
+    host_memory: str | None,
+    checkpoint_dtype: str,
     dtype: str,
     state_dtype: str,
     kv_dtype: str,
@@ -52,7 +55,16 @@ def show_plan(
     config = find_config(model)
     spec = read_spec(config.place, dtype=dtype, state_dtype=state_dtype)
     arena = None if memory is None else parse_bytes("--memory", memory)
-    of = partial(CapacityPlan.of, spec, find_device(device), memory=arena, kv_dtype=kv_dtype, drafts=drafts)
+    of = partial(
+        CapacityPlan.of,
+        spec,
+        find_device(device),
+        memory=arena,
+        kv_dtype=kv_dtype,
+        drafts=drafts,
+        host_memory=0 if host_memory is None else parse_bytes("--host-memory", host_memory),
+        checkpoint_dtype=checkpoint_dtype,
+    )
     if tensor_parallel is None and arena is None:
         devices, plan = fewest_devices(of)
     else:
@@ -142,7 +154,10 @@ def summary(name: str, values: dict[str, Any], *, chosen: bool) -> list[str]:
         )
     equal = values["checkpoint_equals_kv_of_tokens"]
     if equal and values["bytes_per_request"]:
-        lines.append(f"  checkpoint  as much as the KV of {equal:,} tokens")
+        stored = values["stored_slot_bytes"]
+        narrow = values["checkpoint_dtype"] != EXACT and values["host_bytes"]
+        below = f"; {size_text(stored)} on the host, states in {values['checkpoint_dtype']}" if narrow else ""
+        lines.append(f"  checkpoint  as much as the KV of {equal:,} tokens{below}")
     if values["crossover_tokens"] is not None:
         lines.append(f"  crossover   {values['crossover_tokens']:,} tokens")
     drafts = values["drafts"]
@@ -162,7 +177,9 @@ def memory_table(values: dict[str, Any]) -> Table:
     grid = Table(box=SIMPLE_HEAD)
     grid.add_column("requests of", overflow="fold")
     running = max(row["running"] for row in values["workloads"])
-    cached = ("cached when idle", f"beside {running:,} running")
+    cached = ["cached when idle", f"beside {running:,} running"]
+    if values["host_bytes"]:
+        cached.append("on the host")
     for heading in ("at once", "states", "KV", "rest", *cached):
         grid.add_column(heading, justify="right")
     for row in values["workloads"]:
@@ -173,6 +190,7 @@ def memory_table(values: dict[str, Any]) -> Table:
             *(f"{part / values['arena_bytes']:.1%}" for part in parts),
             f"{row['conversations']:,}",
             f"{row['conversations_beside']:,}",
+            *([f"{row['conversations_on_host']:,}"] if values["host_bytes"] else []),
         )
     return grid
 

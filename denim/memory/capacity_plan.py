@@ -7,6 +7,7 @@ engine uses, so that plan and engine cannot disagree. Pure Python: never imports
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from denim.errors import CapacityError, ConfigError
 from denim.ledger.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_NUM_SEQS, arena_budget, working_bytes
@@ -18,6 +19,7 @@ from denim.ledger.lengths import Lengths
 from denim.ledger.parameters import weight_bytes
 from denim.ledger.tensor_parallel import share_of
 from denim.ledger.units import size_text
+from denim.memory.checkpoint_form import CHECKPOINT_DTYPES, EXACT, CheckpointForm
 from denim.memory.fit import mixture_need, mixture_that_fits
 from denim.memory.layout import PAGE, SLOT, TENSOR_ALIGN, ArenaLayout, smallest_slab
 from denim.spec.model import ModelSpec
@@ -30,6 +32,7 @@ class CapacityPlan:
     """One model on one device, or on one of several that share it: then every number is a device's own.
 
     `spec` is the device's share, `ledger` its costs. `working_bytes` is what a step needs beside the arena.
+    `form` is that of checkpoints in `host_bytes` of host memory.
     """
 
     spec: ModelSpec
@@ -41,7 +44,9 @@ class CapacityPlan:
     working_bytes: int
     num_slabs: int
     drafts: DraftCost | None
-    chunk: int = CHUNK
+    chunk: int
+    form: CheckpointForm
+    host_bytes: int
 
     @classmethod
     def of(
@@ -55,16 +60,22 @@ class CapacityPlan:
         drafts: int = 0,
         page_size: int = PAGE_SIZE,
         chunk: int = CHUNK,
+        host_memory: int = 0,
+        checkpoint_dtype: str = EXACT,
     ) -> CapacityPlan:
         """The plan of `spec` on each of `devices` equal devices.
 
         `memory`: bytes of the arena on a device; None: what the engine would take. `drafts`: drafts that a
         step verifies; their records lie in the slot, and the MTP head's KV, where there is one, in the page.
-        `page_size`: tokens of a page; `chunk`: tokens of a chunk of the chunked form.
+        `page_size`: tokens of a page; `chunk`: tokens of a chunk of the chunked form. `host_memory`: bytes
+        beside each device for checkpoints that leave its arena, whose states are kept in `checkpoint_dtype`.
         Raises ConfigError for what cannot be, CapacityError when weights or one request do not fit.
         """
         if drafts < 0:
             raise ConfigError(f"--drafts is {drafts}; it must be 0 or more")
+        if checkpoint_dtype not in CHECKPOINT_DTYPES:
+            supported = ", ".join(CHECKPOINT_DTYPES)
+            raise ConfigError(f"--checkpoint-dtype is {checkpoint_dtype!r}; supported: {supported}")
         share = share_of(spec, devices)
         ledger = ledger_of(share, kv_dtype)
         weights = weight_bytes(share, fp8_blocks=device.fp8_blocks)
@@ -88,6 +99,8 @@ class CapacityPlan:
             layout.num_slabs(budget),
             cost,
             chunk,
+            CheckpointForm.of(layout, checkpoint_dtype),
+            host_memory,
         )
 
     @property
@@ -123,14 +136,20 @@ class CapacityPlan:
             conversations=requests,
             running=running,
             conversations_beside=requests - running,
+            conversations_on_host=int(self.host_bytes / self._stored_bytes(mean_pages)),
         )
+
+    def _stored_bytes(self, mean_pages: Fraction) -> Fraction:
+        """Of a conversation in host memory."""
+        return mean_pages * self.form.page_bytes + self.form.slot_blocks * self.form.block_bytes
 
 
 @dataclass(frozen=True)
 class Holding:
     """A full arena. Every request has its full length, prompt and output; `entries` are the slots and pages
     of them all. A cached conversation is one checkpoint and the pages of its tokens, which is what a request
-    holds: `conversations` when nothing runs, `conversations_beside` while `running` requests do.
+    holds: `conversations` when nothing runs, `conversations_beside` while `running` requests do, and
+    `conversations_on_host` more in host memory.
     """
 
     lengths: Lengths
@@ -143,6 +162,7 @@ class Holding:
     conversations: int
     running: int
     conversations_beside: int
+    conversations_on_host: int
 
     @property
     def rest_bytes(self) -> int:
