@@ -46,6 +46,8 @@ def plan(model: Path, **options: Any) -> None:
         "trace": None,
         "tensor_parallel": 1,
         "drafts": 0,
+        "host_memory": None,
+        "checkpoint_dtype": "auto",
         "dtype": "auto",
         "state_dtype": "auto",
         "kv_dtype": "auto",
@@ -53,6 +55,28 @@ def plan(model: Path, **options: Any) -> None:
         "as_json": False,
     }
     show_plan(model, **(defaults | options))
+
+
+def test_host_memory_and_the_form_of_checkpoints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A conversation there is its state, whole blocks of it, and its pages; int8 is a quarter of a state."""
+    counts = {}
+    for dtype in ("auto", "bfloat16", "int8"):
+        options = {"host_memory": "64GiB", "checkpoint_dtype": dtype, "lengths": "4096"}
+        plan(folder, as_json=True, **options)
+        values = json.loads(capsys.readouterr().out)
+        assert values["host_bytes"] == 64 << 30 and values["checkpoint_dtype"] == dtype
+        counts[dtype] = values["workloads"][0]["conversations_on_host"]
+        blocks = 256 + -(-values["stored_slot_bytes"] // values["page_bytes"])
+        assert counts[dtype] == (64 << 30) // (blocks * values["page_bytes"])
+        plan(folder, **options)
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f" {counts[dtype]:,} " in shown
+        assert ("states in int8" in shown) == (dtype == "int8")
+    assert counts["auto"] < counts["bfloat16"] < counts["int8"]
+    with pytest.raises(ConfigError, match="--checkpoint-dtype is 'int4'; supported: auto, bfloat16, int8"):
+        plan(folder, checkpoint_dtype="int4")
+    with pytest.raises(ConfigError, match="--host-memory='lots': give bytes"):
+        plan(folder, host_memory="lots")
 
 
 def test_answers_at_once_and_without_torch(folder: Path) -> None:
