@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
-import pydantic
 import pytest
-from openai.types.chat import ChatCompletionChunk
 
 from denim.errors import RequestError
 from denim.server.chat_schema import ChatRequest
+from tests.server.chats import HELLO, SHORT, SILENT, chunks_of, text_of
 from tests.server.live import Live, live
-from tests.server.scripted import HERMES_TEMPLATE, ScriptedEngine
-
-HELLO = [{"role": "user", "content": "hello"}]
-SHORT = {"model": "denim-tiny", "messages": HELLO, "max_tokens": 24, "temperature": 0}
-SILENT = {"chat_template_kwargs": {"enable_thinking": False}}
-
-
-def chunks_of(client: openai.OpenAI, **body: Any) -> list[ChatCompletionChunk]:
-    return list(client.chat.completions.create(stream=True, **body))
-
-
-def text_of(chunks: list[ChatCompletionChunk], index: int = 0, field: str = "content") -> str:
-    deltas = [choice.delta for chunk in chunks for choice in chunk.choices if choice.index == index]
-    return "".join(getattr(delta, field, None) or "" for delta in deltas)
+from tests.server.scripted import ScriptedEngine
 
 
 def test_an_answer(client: openai.OpenAI) -> None:
@@ -289,168 +272,6 @@ def test_fields_with_null_are_left_out(client: openai.OpenAI) -> None:
     nulls = dict.fromkeys(ChatRequest.model_fields.keys() - required)
     answer = client.post("/chat/completions", body=nulls | SHORT, cast_to=object)
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
-
-
-# Structured output
-
-
-class City(pydantic.BaseModel):
-    name: str = pydantic.Field(max_length=20)
-    people: int = pydantic.Field(ge=0, le=9999)
-
-
-CITY = {"name": "city", "schema": City.model_json_schema(), "strict": True}
-JSON_SCHEMA = {"type": "json_schema", "json_schema": CITY}
-
-
-@pytest.mark.parametrize("thinks", [False, True])
-def test_json_by_a_schema(client: openai.OpenAI, thinks: bool) -> None:
-    """Behind the reasoning, where there is some."""
-    body = SHORT | {"max_tokens": 400, "extra_body": {} if thinks else SILENT}
-    choice = client.chat.completions.create(response_format=JSON_SCHEMA, **body).choices[0]
-    assert choice.finish_reason == "stop"
-    City.model_validate_json(choice.message.content)
-    assert bool(choice.message.reasoning_content) == thinks
-    assert text_of(chunks_of(client, response_format=JSON_SCHEMA, **body)) == choice.message.content
-
-
-def test_the_helper_of_the_client_parses(client: openai.OpenAI) -> None:
-    body = SHORT | {"max_tokens": 100, "extra_body": SILENT}
-    answer = client.chat.completions.parse(response_format=City, **body)
-    assert isinstance(answer.choices[0].message.parsed, City)
-
-
-def test_json_of_any_kind(client: openai.OpenAI) -> None:
-    body = SHORT | {"max_tokens": 300, "n": 3, "temperature": 1.0, "seed": 1, "extra_body": SILENT}
-    for choice in client.chat.completions.create(response_format={"type": "json_object"}, **body).choices:
-        if choice.finish_reason == "stop":
-            assert isinstance(json.loads(choice.message.content), dict)
-        else:
-            assert choice.message.content.lstrip().startswith("{")
-
-
-@pytest.mark.parametrize(
-    ("form", "pattern"),
-    [
-        ({"regex": "[a-c]{3}-[0-9]{2}"}, "[a-c]{3}-[0-9]{2}"),
-        ({"choice": ["Berlin", "Bern"]}, "Berlin|Bern"),
-        ({"grammar": 'root ::= "yes" | "no"'}, "yes|no"),
-        ({"json": {"type": "integer", "minimum": 10, "maximum": 20}}, "1[0-9]|20"),
-    ],
-    ids=str,
-)
-def test_vllm_s_structured_outputs(client: openai.OpenAI, form: dict[str, Any], pattern: str) -> None:
-    body = SHORT | {"temperature": 1.0, "seed": 3, "n": 4}
-    choices = client.chat.completions.create(**body, extra_body=SILENT | {"structured_outputs": form}).choices
-    for choice in choices:
-        assert re.fullmatch(pattern, choice.message.content)
-        assert choice.finish_reason == "stop"
-
-
-def test_plain_text_is_a_format_too(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(**SHORT, response_format={"type": "text"}, extra_body=SILENT)
-    assert answer.choices[0].message.content
-
-
-# Tool calls: denim-tiny knows none, so a script speaks
-
-
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "Of a city.",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-        },
-    }
-]
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
-ASK = {"model": "scripted", "messages": HELLO, "tools": TOOLS}
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> ScriptedEngine:
-    return ScriptedEngine(tmp_path_factory.mktemp("hermes"), template=HERMES_TEMPLATE)
-
-
-@pytest.fixture(scope="module")
-def caller(script: ScriptedEngine) -> Iterator[openai.OpenAI]:
-    with (
-        live(script) as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
-    ):
-        yield client
-
-
-def test_a_tool_call(script: ScriptedEngine, caller: openai.OpenAI) -> None:
-    script.say(f"Let me look.\n{CALL}")
-    choice = caller.chat.completions.create(**ASK).choices[0]
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content == "Let me look."
-    call = choice.message.tool_calls[0]
-    assert (call.type, call.function.name) == ("function", "weather")
-    assert json.loads(call.function.arguments) == {"city": "Köln"}
-    chunks = chunks_of(caller, **ASK)
-    deltas = [chunk.choices[0].delta for chunk in chunks]
-    pieces = [piece for delta in deltas for piece in delta.tool_calls or ()]
-    assert pieces[0].id and pieces[0].function.name == "weather"
-    assert all(piece.id is None and piece.function.name is None for piece in pieces[1:])
-    assert len(pieces) > 3, "arguments come in pieces"
-    assert json.loads("".join(piece.function.arguments for piece in pieces)) == {"city": "Köln"}
-    assert chunks[-1].choices[0].finish_reason == "tool_calls"
-
-
-def test_two_calls_have_their_indices(script: ScriptedEngine, caller: openai.OpenAI) -> None:
-    script.say(f"{CALL}\n{CALL}")
-    message = caller.chat.completions.create(**ASK).choices[0].message
-    assert message.content is None
-    assert len({call.id for call in message.tool_calls}) == 2
-    pieces = [
-        piece for chunk in chunks_of(caller, **ASK) for piece in chunk.choices[0].delta.tool_calls or ()
-    ]
-    assert [piece.index for piece in pieces if piece.id] == [0, 1]
-
-
-def test_without_tools_calls_are_text(script: ScriptedEngine, caller: openai.OpenAI) -> None:
-    script.say(CALL)
-    for body in (ASK | {"tools": None}, ASK | {"tool_choice": "none"}):
-        choice = caller.chat.completions.create(**body).choices[0]
-        assert (choice.message.content, choice.message.tool_calls) == (CALL, None)
-        assert choice.finish_reason == "stop"
-
-
-THINKS = HERMES_TEMPLATE.replace(
-    "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"
-)
-
-
-@pytest.mark.parametrize("reply", [f"I look it up.\n{CALL}", f"I look it up.\n</think>\n\n{CALL}"])
-def test_a_call_is_found_inside_and_behind_reasoning(tmp_path: Path, reply: str) -> None:
-    """AP-16: the model may forget to close its reasoning; the reply is not empty, and says why it ended."""
-    engine = ScriptedEngine(tmp_path, reply, template=THINKS)
-    assert THINKS != HERMES_TEMPLATE
-    with (
-        live(engine) as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
-    ):
-        choice = client.chat.completions.create(**ASK).choices[0]
-        assert choice.finish_reason == "tool_calls"
-        assert choice.message.reasoning_content == "I look it up."
-        assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Köln"}
-        chunks = chunks_of(client, **ASK)
-        assert chunks[-1].choices[0].finish_reason == "tool_calls"
-        assert text_of(chunks, field="reasoning_content") == "I look it up."
-
-
-def test_the_helper_of_the_client_puts_a_stream_together(
-    script: ScriptedEngine, caller: openai.OpenAI
-) -> None:
-    script.say(f"So:\n{CALL}")
-    with caller.chat.completions.stream(**ASK) as stream:
-        final = stream.get_final_completion()
-    assert final.choices[0].message.tool_calls[0].function.name == "weather"
-    assert final.choices[0].message.content == "So:"
 
 
 def test_params_are_checked_once() -> None:
