@@ -159,21 +159,28 @@ def delta_pass(
 
     if segments > 1:
         walk(outputs=False)
-        join_rows = 16  # the least that tensor cores multiply: as many programs as there can be
-        join_blocks = triton.cdiv(value_dim, join_rows)
-        join_segments[(heads * join_blocks, sequences)](
-            table.first_chunk,
-            between,
-            maps,
-            span,
-            heads=heads,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            block_k=block_k,
-            rows=join_rows,
-            row_blocks=join_blocks,
-            precision=precision,
-            num_warps=8,
-        )
+        join(table, between, maps, span, precision)
     walk(outputs=True)
     return out
+
+
+def join(table: ChunkTable, between: Tensor, maps: Tensor, span: int, precision: str) -> None:
+    """Of segments of `span` chunks: turns B [boundaries, Hv, d_v, d_k] into the states behind the segments,
+    in place, with P [boundaries, Hv, d_k, d_k]; both fp32, in the places that the walk gives them."""
+    _, heads, value_dim, key_dim = between.shape
+    rows = 16  # the least that tensor cores multiply: as many programs as there can be
+    row_blocks = triton.cdiv(value_dim, rows)
+    join_segments[(heads * row_blocks, len(table.slot_out))](
+        table.first_chunk,
+        between,
+        maps,
+        span,
+        heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        block_k=max(16, triton.next_power_of_2(key_dim)),
+        rows=rows,
+        row_blocks=row_blocks,
+        precision=precision,
+        num_warps=8,
+    )

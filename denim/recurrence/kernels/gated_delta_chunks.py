@@ -3,7 +3,7 @@
 Owns, for scalar decay, step 3 of `denim.recurrence.gated_delta`: one program a chunk and value head makes the
 gates, A, (I + A)^-1 diag(beta) and the scores M. Knows the layout of the convolved rows; the walk from chunk
 to chunk is `delta_pass`. Every exponent is a sum of log-decays, so <= 0; exponentials are powers of 2, which
-GPUs have an instruction for.
+GPUs have an instruction for. On Hopper `hopper_delta` takes all of it where it suits.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def gated_delta_chunks(
     normalisation; b, a: [T, Hv], rows of one distance; a_log: [Hv] fp32; dt_bias: [Hv]; state: [slots, Hv,
     d_v, d_k], slots any distance apart. beta = beta_limit * sigmoid(b), alpha = exp(-exp(a_log) softplus(a +
     dt_bias)). scale is applied to q; None means d_k ** -0.5. table.size is at most `largest_chunk`. plan: how
-    the pass is cut, None: `plan_of`.
+    the pass of the portable kernels is cut, None: `plan_of`, or the kernels for Hopper where they suit.
     Returns [T, Hv, d_v] in rows' dtype. bf16 rows: bf16 operands, fp32 sums; fp32 rows: IEEE fp32 throughout.
     """
     heads, _, key_dim = state.shape[1:]
@@ -134,6 +134,12 @@ def gated_delta_chunks(
         and b.stride(1) == 1
         and size <= largest_chunk(rows.dtype)
     )
+    if plan is None and rows.is_cuda and torch.cuda.get_device_capability(rows.device) == (9, 0):
+        from denim.recurrence.kernels.hopper_delta import hopper_delta, suits
+
+        if suits(rows, table, state):
+            inputs = (rows, b, a, a_log, dt_bias, table, state, key_heads)
+            return hopper_delta(*inputs, beta_limit=beta_limit, scale=scale)
     scale = key_dim**-0.5 if scale is None else scale
     chunks = len(table.chunks)
     solve = torch.empty(chunks, heads, size, size, dtype=rows.dtype, device=rows.device)
