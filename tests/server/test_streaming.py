@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from denim import AsyncEngine
+from denim import LLM, AsyncEngine, SamplingParams
 from denim.server.attention import WRITE_TICK
 from tests.engine.byte_tokenizer import save, token_of
 from tests.server.live import Live, live
@@ -27,11 +27,16 @@ TEXT_VOCAB = 288
 
 
 @pytest.fixture(scope="module")
-def babbler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model over bytes: most of what it writes is half a character."""
     folder = tmp_path_factory.mktemp("babbler")
     checkpoint(folder, vocab_size=TEXT_VOCAB, seed=3)
-    engine = AsyncEngine(save(folder), memory="8MiB", max_model_len=512, max_num_seqs=64)
+    return save(folder)
+
+
+@pytest.fixture(scope="module")
+def babbler(folder: Path) -> Iterator[Live]:
+    engine = AsyncEngine(folder, memory="8MiB", max_model_len=512, max_num_seqs=64)
     with live(engine, served_model_name="babbler") as server:
         yield server
     asyncio.run(engine.close())
@@ -85,6 +90,19 @@ def test_random_bytes_stream_as_they_decode(babbler: Live) -> None:
     for seed in range(5):
         text, ids = text_of(babbler.url, {"prompt": "x", "max_tokens": 40, "seed": seed, "temperature": 2.0})
         assert text == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_the_server_changes_no_token(babbler: Live, folder: Path) -> None:
+    """What `LLM` writes in this process is what the server answers, token by token and letter by letter."""
+    llm = LLM(folder, memory="8MiB", max_model_len=512)
+    prompts = ["the thing", "中文", "12345"]
+    params = SamplingParams(max_tokens=20, seed=4, temperature=0.8, n=2)
+    expected = [one for output in llm.generate(prompts, params) for one in output.outputs]
+    body = {"prompt": prompts, "max_tokens": 20, "seed": 4, "temperature": 0.8, "n": 2}
+    asked = body | {"return_token_ids": True}
+    answer = httpx.post(f"{babbler.url}/v1/completions", json=asked, timeout=60).json()
+    assert [choice["token_ids"] for choice in answer["choices"]] == [one.token_ids for one in expected]
+    assert [choice["text"] for choice in answer["choices"]] == [one.text for one in expected]
 
 
 @pytest.mark.parametrize("length", [1, 2])
@@ -182,6 +200,30 @@ def test_a_client_that_leaves_before_the_first_token(script: ScriptedEngine) -> 
                     f"{server.url}/v1/completions", json={"prompt": "x", "stream": stream}, timeout=0.3
                 )
         until(lambda: len(script.aborted) == 2 and server.serving.gate.open == 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_a_batch(script: ScriptedEngine, stream: bool) -> None:
+    script.say("some words", ends=None)
+    body = {"prompt": ["a", "b", "c"], "n": 2, "stream": stream}
+    with live(script) as server:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.5)
+        until(lambda: len(script.aborted) == 3 and server.serving.gate.open == 0)
+
+
+def test_one_bad_prompt_ends_its_batch(babbler: Live) -> None:
+    """The engine refuses the second one when the first runs already."""
+    body = {"prompt": ["a long prompt", "x"], "max_tokens": 300, "ignore_eos": True, "cache_control": [5]}
+    for stream in (True, False):
+        response = httpx.post(f"{babbler.url}/v1/completions", json=body | {"stream": stream}, timeout=30)
+        if response.status_code == 200:  # the first one had begun to stream
+            assert "cache_control has 5" in events_of(response)[-1]["error"]["message"]
+        else:
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "cache_control"
+    until(lambda: babbler.serving.gate.open == 0)
+    until(lambda: httpx.get(f"{babbler.url}/stats").json()["running"] == 0)
 
 
 def test_clients_that_leave_a_real_engine(babbler: Live) -> None:
