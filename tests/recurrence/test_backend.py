@@ -23,7 +23,7 @@ from denim.recurrence.backend import (
 )
 
 HOPPER = (9, 0)
-CALL = DeltaPrefill(16, 128, 128, torch.bfloat16, 8192, saves=False, captured=False, capability=HOPPER)
+CALL = DeltaPrefill(16, 128, 128, torch.bfloat16, 32768, saves=False, captured=False, capability=HOPPER)
 
 
 @pytest.fixture
