@@ -191,7 +191,8 @@ class LowerTiers:
         """The step that was made is on its way."""
         for leaving in self._leaving:
             self.host.let_go(leaving.node, *leaving.held)
-            self._unwritten[leaving.node] = None
+            if self.disk is not None:
+                self._unwritten[leaving.node] = None
         self._leaving.clear()
         self._coming |= self._planned
         self._planned.clear()
@@ -222,6 +223,11 @@ class LowerTiers:
         """Whether anything is on its way up."""
         reading = self.disk is not None and bool(self.disk.landings())
         return bool(self._planned or self._coming) or reading
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether anything is on its way, up or into files, or waits to be written."""
+        return self.awaited or bool(self._unwritten) or (self.disk is not None and not self.disk.may_write)
 
     def _land(self, coming: _Coming) -> None:
         landing = coming.landing

@@ -20,7 +20,7 @@ SHARES = (0.5, 1)
 """Memory on the device that is tried, in arenas."""
 
 HOST_GIB = (64, 256, 1024)
-"""Host memory beside a whole arena (`host_memory`), on each device."""
+"""Host memory beside a whole arena, on each device, where the plan names none."""
 
 BOUNDLESS = 1 << 60  # bytes
 
@@ -36,7 +36,8 @@ def prefix_curve(plan: CapacityPlan, trace: Path) -> list[dict[str, Any]] | None
     if recorded is None:
         return None
     memories: list[tuple[int, int | None]] = [(int(plan.arena_bytes * share), 0) for share in SHARES]
-    memories += [(plan.arena_bytes, gib << 30) for gib in HOST_GIB] + [(plan.arena_bytes, None)]
+    hosts = [plan.host_bytes] if plan.host_bytes else [gib << 30 for gib in HOST_GIB]
+    memories += [(plan.arena_bytes, host) for host in [*hosts, None]]
     sizes = [BOUNDLESS if host is None else arena + host for arena, host in memories]
     segment = DEFAULT_BATCHED_TOKENS[plan.device.kind]
     points = hit_curve(plan.spec, plan.layout, recorded, sizes, segment)

@@ -246,6 +246,12 @@ class EngineCore:
         with self._books():
             self.scheduler.prefixes.reset()
 
+    def tend(self) -> bool:
+        """For a loop with nothing else to do: note what has come or was written between tiers, and begin what
+        follows from it. False: there is nothing to wait for."""
+        self.scheduler.prefixes.arrive()
+        return self.scheduler.prefixes.unsettled
+
     def close(self) -> None:
         """Bring all checkpoints to the files, where there are any, and let others use them; memory is empty
         then. Requests that run end with finish_reason "abort". The engine is not to be used afterwards."""

@@ -27,6 +27,9 @@ from denim.errors import DenimError
 
 log = logging.getLogger("denim")
 
+# Seconds between two looks at what is written to files while no request runs.
+TENDING = 2e-3
+
 # Questions that are answered by the method of that name of `EngineCore`, and by `EngineLoop` itself.
 OF_THE_CORE = ("stats", "check", "cache_snapshot", "live_view", "reset_prefix_cache")
 OF_THE_LOOP = ("sleep", "wake")
@@ -59,7 +62,11 @@ class EngineLoop:
     def run(self) -> None:
         """Until Close comes; then what still runs ends, and its memory is free."""
         while self._open:
-            for command in self._receive(not self._busy and not self._compiling):
+            idle = not self._busy and not self._compiling
+            tending = idle and self.core is not None and self.core.tend()
+            if tending:
+                time.sleep(TENDING)
+            for command in self._receive(idle and not tending):
                 self._obey(command)
             if self._compiling:
                 self._take_compiled()

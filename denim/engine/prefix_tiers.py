@@ -16,6 +16,7 @@ from denim.cache.prefix_cache import PrefixCache
 from denim.cache.sizing import open_tier, prefill_curve
 from denim.engine.model_identity import prefix_identity
 from denim.engine.options import EngineOptions
+from denim.errors import CapacityError
 from denim.ledger.reload import DISK, HOST, reload_rule
 from denim.ledger.units import parse_bytes, size_text
 from denim.memory.checkpoint_form import CheckpointForm
@@ -44,6 +45,9 @@ class PrefixTiers:
         self.form = CheckpointForm.of(layout, options.checkpoint_dtype)
         self.host_bytes = parse_bytes("host_memory", options.host_memory)
         self.disk_bytes = parse_bytes("disk_space", options.disk_space)
+        _require("host_memory", self.host_bytes, self.form)
+        if options.disk_cache is not None:
+            _require("disk_space", self.disk_bytes, self.form)
         self._spec = spec
         self._chunk = options.chunk_size
         self._device_type = storage.buffer.device.type
@@ -113,3 +117,13 @@ class PrefixTiers:
     @property
     def _host_capacity(self) -> int:
         return self.memory.num_blocks * self.form.block_bytes
+
+
+def _require(name: str, nbytes: int, form: CheckpointForm) -> None:
+    """Raises CapacityError where not one checkpoint can ever lie there."""
+    least = form.checkpoint_bytes(1)
+    if nbytes < least:
+        raise CapacityError(
+            f"{name}={size_text(nbytes)} holds no checkpoint of this model, the smallest of which takes"
+            f" {size_text(least)}; raise it, or leave it out"
+        )

@@ -66,6 +66,11 @@ class Prefixes:
         """Whether anything is on its way up."""
         return self.tiers is not None and self.tiers.awaited
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether anything is on its way between tiers."""
+        return self.tiers is not None and self.tiers.unsettled
+
     def write_out(self) -> None:
         """Wait until everything in host memory is in files, where there are any."""
         if self.tiers is not None:

@@ -23,6 +23,7 @@ REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 KINDS = ("slabs", "pages", "slots")
 STATES = ("total", "used", "cached", "free")
 QUEUES = ("running", "waiting", "swapped")
+TIER_GAUGES = ("checkpoints", "used_bytes", "total_bytes")  # the other numbers of a tier only grow
 
 
 class ServerState(NamedTuple):
@@ -123,6 +124,7 @@ class _EngineStats(Collector):
         for name in ("steps", "captured_steps", "tokens", "preempted_swap", "preempted_recompute"):
             yield CounterMetricFamily(f"denim_engine_{name}", f"The engine's {name}.", stats[name])
         yield from _prefix_metrics(stats["prefix"])
+        yield from _tier_metrics(stats["tiers"])
 
 
 def _prefix_metrics(prefix: Mapping[str, Any]) -> Iterable[Metric]:
@@ -134,3 +136,14 @@ def _prefix_metrics(prefix: Mapping[str, Any]) -> Iterable[Metric]:
     for name, value in prefix.items():
         if isinstance(value, int | float):
             yield CounterMetricFamily(f"denim_prefix_{name}", f"Prefix cache: {name}.", value)
+
+
+def _tier_metrics(tiers: Mapping[str, Mapping[str, int]]) -> Iterable[Metric]:
+    """Each number of the tiers below the device's, by tier; none where there are no tiers."""
+    for name in next(iter(tiers.values()), {}):
+        now = name in TIER_GAUGES
+        make = GaugeMetricFamily if now else CounterMetricFamily
+        family = make(f"denim_tier_{name}", f"Prefixes below the device: {name}.", labels=("tier",))
+        for tier, numbers in tiers.items():
+            family.add_metric((tier,), numbers[name])
+        yield family

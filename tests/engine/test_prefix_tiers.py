@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from denim import LLM, AsyncEngine, ConfigError, SamplingParams
+from denim import LLM, AsyncEngine, CapacityError, ConfigError, SamplingParams
 from denim.engine import prefix_tiers
 from tests.exactness.harness import tokens_of
 from tests.exactness.judge import Judge
@@ -77,6 +77,34 @@ def test_the_files_of_an_engine_that_runs_are_its_own(mute: tuple[Path, Judge], 
     with make(mute, disk_cache=tmp_path), pytest.raises(ConfigError, match="is in use by another engine"):
         make(mute, disk_cache=tmp_path)
     make(mute, disk_cache=tmp_path).close()
+
+
+def test_memory_that_never_holds_a_checkpoint_is_refused(mute: tuple[Path, Judge], tmp_path: Path) -> None:
+    """Rather than a tier that is there and never hits."""
+    with pytest.raises(CapacityError, match="host_memory=1 KiB holds no checkpoint.*smallest of which takes"):
+        make(mute, host_memory="1KiB")
+    with pytest.raises(CapacityError, match="disk_space=1 KiB holds no checkpoint"):
+        make(mute, disk_cache=tmp_path, disk_space="1KiB")
+
+
+def test_an_idle_engine_goes_on_writing(mute: tuple[Path, Judge], tmp_path: Path) -> None:
+    """All that went to host memory is in files soon after the last request, without another one."""
+
+    async def scene() -> dict[str, dict[str, int]]:
+        options: dict[str, Any] = {"memory": "300KiB", "max_model_len": 200, "max_num_seqs": 4}
+        async with AsyncEngine(mute[0], disk_cache=tmp_path, host_memory="8MiB", **options) as engine:
+            for seed in range(8):
+                async for _ in engine.generate(tokens_of(90, seed, VOCAB), GREEDY):
+                    pass
+            for _ in range(500):
+                tiers = (await engine.stats())["tiers"]
+                if tiers["disk"]["checkpoints"] == tiers["host"]["checkpoints"]:
+                    break
+                await asyncio.sleep(0.01)
+            return tiers
+
+    tiers = asyncio.run(scene())
+    assert tiers["disk"]["checkpoints"] == tiers["host"]["checkpoints"] > 5
 
 
 def test_no_thread_is_left(mute: tuple[Path, Judge], tmp_path: Path) -> None:

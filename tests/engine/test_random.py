@@ -56,10 +56,19 @@ def machine_of(folder: Path, judge: Judge) -> type[RuleBasedStateMachine]:
             chunk_size=st.sampled_from([1, 16]),
             swap=st.sampled_from([0, 60_000, 10**8]),
             moves=st.booleans(),
+            host=st.sampled_from([0, 200_000, 10**7]),
         )
         @precondition(lambda self: self.core is None)
         def start(
-            self, slabs: int, seqs: int, budget: int, page_size: int, chunk_size: int, swap: int, moves: bool
+            self,
+            slabs: int,
+            seqs: int,
+            budget: int,
+            page_size: int,
+            chunk_size: int,
+            swap: int,
+            moves: bool,
+            host: int,
         ) -> None:
             options = {
                 "model": folder,
@@ -68,6 +77,7 @@ def machine_of(folder: Path, judge: Judge) -> type[RuleBasedStateMachine]:
                 "max_num_seqs": seqs,
                 "max_num_batched_tokens": budget,
                 "swap_space": swap,
+                "host_memory": host,
                 "debug": True,
             }
             loaded = load(EngineOptions.of(**options))
@@ -77,6 +87,8 @@ def machine_of(folder: Path, judge: Judge) -> type[RuleBasedStateMachine]:
             )
             if moves:
                 self.core.scheduler._recompute_cheaper = lambda tokens: False
+            if host:
+                self.core.scheduler.prefixes.tiers._pays = lambda start, end, nbytes, tier: True
             self.open: dict[str, tuple[RequestOutput, SamplingParams]] = {}
 
         @precondition(lambda self: self.core is not None)
