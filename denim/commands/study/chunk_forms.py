@@ -53,7 +53,7 @@ def _plain(inputs: Inputs, chunks: Sequence[int]) -> Runs:
 
 
 def _kernels(inputs: Inputs, chunks: Sequence[int]) -> Runs:
-    from denim.recurrence.kernels.delta_pass import largest_chunk
+    from denim.recurrence.kernels.delta_pass import largest_chunk, plan_of
     from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
 
     tokens, heads, dim = inputs.v.shape
@@ -68,5 +68,7 @@ def _kernels(inputs: Inputs, chunks: Sequence[int]) -> Runs:
     for chunk in chunks:
         if chunk <= largest_chunk(dtype):
             table = ChunkTable.of([0, tokens], [NO_SLOT], [0], chunk, device)
-            runs[chunk] = partial(gated_delta_chunks, rows, b, a, zeros, zeros, table, state, heads)
+            plan = plan_of(table, state, dtype)  # the same kernels for every chunk, on Hopper too
+            inputs_of_chunk = (rows, b, a, zeros, zeros, table, state, heads)
+            runs[chunk] = partial(gated_delta_chunks, *inputs_of_chunk, plan=plan)
     return runs
