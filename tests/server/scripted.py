@@ -41,6 +41,7 @@ STATS: dict[str, Any] = {
     "slots": STATES,
     **dict.fromkeys(("running", "waiting", "swapped", "preempted_swap", "preempted_recompute"), 0),
     **dict.fromkeys(("steps", "captured_steps", "tokens"), 0),
+    "tiers": {},
     "prefix": {"queries": 0, "hit_tokens": 0, "query_tokens": 0, "lost": {"no_checkpoint": 0}},
 }
 
