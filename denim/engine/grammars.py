@@ -83,15 +83,25 @@ class Grammars:
     def _compile(self, form: StructuredOutput, future: Future[Any]) -> None:
         with self._seats:
             try:
-                source = structural_tag(form)
-                compiled = self._compiler(source).compile_structural_tag(source)
-                self._try(compiled)
+                compiled = self.build(form)
             except RequestError as error:
-                self._refuse(form, future, _refusal(form, str(error)))
-            except Exception as error:
-                self._refuse(form, future, _refusal(form, _reason(error)))
+                with self._lock:
+                    self._known.pop(form, None)
+                future.set_exception(error)
             else:
                 future.set_result(compiled)
+
+    def build(self, form: StructuredOutput) -> Any:
+        """Compile and try a form here and now, however long that takes. Raises RequestError."""
+        try:
+            source = structural_tag(form)
+            compiled = self._compiler(source).compile_structural_tag(source)
+            self._try(compiled)
+        except RequestError as error:
+            raise _refusal(form, str(error)) from None
+        except Exception as error:  # xgrammar raises RuntimeError on a form that it cannot read, and others
+            raise _refusal(form, _reason(error)) from error
+        return compiled
 
     def _try(self, compiled: Any) -> None:
         """Follow a few tokens, drawn at random. Raises RequestError if there are none, or if that takes too
@@ -115,11 +125,6 @@ class Grammars:
                 f" wait; at most {MOST_MASK_SECONDS * 1e3:.0f} ms are allowed. Repetitions with bounds, and"
                 " those inside others, cost most"
             )
-
-    def _refuse(self, form: StructuredOutput, future: Future[Any], error: RequestError) -> None:
-        with self._lock:
-            self._known.pop(form, None)
-        future.set_exception(error)
 
     def _forget_oldest(self) -> None:
         """Keep within KEPT_BYTES. What is being compiled counts nothing, and stays."""

@@ -14,6 +14,7 @@ from denim.engine.front import EngineFront
 from denim.server import chat, completions, dashboard, messages, models, operations, responses, tokens
 from denim.server.access import AccessLayer
 from denim.server.errors import install_error_handlers
+from denim.server.form_trial import FormTrial
 from denim.server.keys import check_key
 from denim.server.limits import Gate
 from denim.server.metrics import Metrics
@@ -42,7 +43,9 @@ def create_app(engine: EngineFront, options: ServerOptions | None = None) -> Fas
         )
     app = FastAPI(title="Denim", version=denim.__version__, description=DESCRIPTION, middleware=layers)
     names = options.served_model_name or (engine.facts.model,)
-    app.state.serving = Serving(engine, options, Gate(options), metrics, names)
+    facts = engine.facts
+    trial = FormTrial(engine.tokenizer, facts.vocab_size, facts.end_token_ids)
+    app.state.serving = Serving(engine, options, Gate(options), metrics, names, trial)
     install_error_handlers(app)
     guarded = APIRouter(dependencies=[Depends(check_key)])
     for part in (*API, operations, dashboard):

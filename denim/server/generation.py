@@ -58,6 +58,8 @@ async def generate(serving: Serving, record: RequestRecord, job: Job) -> AsyncGe
     last: dict[int, float] = {}  # when a choice had its last token
     cached: dict[int, int] = {}  # by prompt
     with serving.gate.enter(len(job.prompts) * job.params.n) as places:
+        if job.params.structured is not None:
+            await serving.trial.check(job.params.structured)
         streams = [_stream(serving, job, prompt) for prompt in job.prompts]
         async with aclosing(_merged(streams)) as deltas:
             async for at, delta in deltas:

@@ -12,6 +12,7 @@ from fastapi import Request
 
 from denim.engine.front import EngineFront
 from denim.server.errors import ApiError
+from denim.server.form_trial import FormTrial
 from denim.server.limits import Gate
 from denim.server.metrics import Metrics
 from denim.server.options import ServerOptions
@@ -27,6 +28,7 @@ class Serving:
     gate: Gate
     metrics: Metrics
     models: tuple[str, ...]
+    trial: FormTrial
     created: int = field(default_factory=lambda: int(time.time()))
 
     def model_named(self, name: str | None) -> str:

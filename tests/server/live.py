@@ -45,5 +45,6 @@ def live(engine: EngineFront, **options: Any) -> Iterator[Live]:
     finally:
         server.should_exit = True
         thread.join(30)
+        app.state.serving.trial.close()
         listener.close()
         assert not thread.is_alive(), "the server does not stop"

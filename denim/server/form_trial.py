@@ -1,0 +1,125 @@
+"""Forms that clients describe themselves, tried in a process apart before the engine sees them.
+
+Owns the process (`form_trial_process`), when it is started, and what its end means. A grammar or a regular
+expression of a few characters can make its compiler run for hours, take all memory, or crash; there it can do
+no harm. Forms that Denim puts together, and schemas without patterns, cannot, and are not tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from itertools import count
+
+from denim.engine.tokenizer import Tokenizer
+from denim.errors import RequestError
+from denim.server.errors import ApiError
+from denim.structured_output import StructuredOutput
+
+KEPT = 1024  # forms that are known to be harmless
+WAIT = 60.0  # seconds; the process itself allows a form less, but it may have to be started
+ENDED = "the process that compiles forms has ended; ask again"
+
+
+class FormTrial:
+    """For one vocabulary. Safe on several event loops."""
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, end_token_ids: Sequence[int]) -> None:
+        self._about = (tokenizer, vocab_size, list(end_token_ids))
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._passed: OrderedDict[StructuredOutput, None] = OrderedDict()
+
+    async def check(self, form: StructuredOutput) -> None:
+        """Raises RequestError for a form that does harm, or that is none; ApiError if that takes too long to
+        find out."""
+        if self._about[0] is None or not is_foreign(form) or form in self._passed:
+            return
+        try:
+            error = await asyncio.wait_for(
+                asyncio.wrap_future(await asyncio.to_thread(self._ask, form)), WAIT
+            )
+        except TimeoutError:
+            raise ApiError(503, "too many forms are being compiled", headers={"retry-after": "5"}) from None
+        if error is not None:
+            raise RequestError(error, form.named or form.kind)
+        self._passed[form] = None
+        if len(self._passed) > KEPT:
+            self._passed.popitem(last=False)
+
+    def close(self) -> None:
+        """End the process. A later check starts another one."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.popen.kill()
+            process.popen.wait()
+
+    def _ask(self, form: StructuredOutput) -> Future[str | None]:
+        with self._lock:
+            for _ in range(2):  # the process may just have ended
+                if self._process is None or self._process.popen.poll() is not None:
+                    self._process = _Process(self._about)
+                with suppress(BrokenPipeError):
+                    return self._process.ask(form)
+                self._process = None
+        raise ApiError(503, ENDED, headers={"retry-after": "1"})
+
+
+class _Process:
+    """One process, and who waits for its answers."""
+
+    def __init__(self, about: object) -> None:
+        command = [sys.executable, "-m", "denim.server.form_trial_process"]
+        self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._open: dict[int, Future[str | None]] = {}
+        self._gate = threading.Lock()  # nobody asks once `_ended` is set
+        self._ended = False
+        self._numbers = count()
+        self._send(about)
+        threading.Thread(target=self._listen, name="denim-forms", daemon=True).start()
+
+    def ask(self, form: StructuredOutput) -> Future[str | None]:
+        """Raises BrokenPipeError if the process has ended."""
+        with self._gate:
+            if self._ended:
+                raise BrokenPipeError
+            number = next(self._numbers)
+            answer = self._open[number] = Future()
+        self._send((number, form))
+        return answer
+
+    def _send(self, message: object) -> None:
+        assert self.popen.stdin is not None
+        pickle.dump(message, self.popen.stdin)
+        self.popen.stdin.flush()
+
+    def _listen(self) -> None:
+        """Hand on answers until the process ends; then nobody is to wait for it."""
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            number, error = json.loads(line)
+            with suppress(InvalidStateError):  # whoever asked has left
+                self._open.pop(number).set_result(error)
+        with self._gate:
+            self._ended = True
+        for answer in self._open.values():
+            with suppress(InvalidStateError):
+                answer.set_exception(ApiError(503, ENDED, headers={"retry-after": "1"}))
+
+
+def is_foreign(form: StructuredOutput) -> bool:
+    """Whether a client's own grammar or regular expression is part of a form."""
+    if form.kind in ("regex", "grammar"):
+        return True
+    text = form.structural_tag or form.json or ""
+    # Denim's own tags hold patterns of numbers and line breaks; those of tools may hold a client's.
+    return '"pattern' in text if form.named == "tools" or form.json else form.kind == "structural_tag"

@@ -1,0 +1,80 @@
+"""The process in which forms are tried: it compiles each in a child of its own, which may die of it.
+
+Owns the limits of time and memory. Reads, pickled, first what the vocabulary is, then (number, form); writes
+a line of JSON for each, [number, error or null]. It has one thread, so that it may fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import signal
+import sys
+
+import psutil
+
+from denim.engine.grammars import Grammars
+from denim.errors import RequestError
+from denim.structured_output import StructuredOutput
+
+SECONDS = 10  # of one core
+MEMORY = 4 * 2**30  # bytes beyond what the process has anyway
+
+
+def main() -> None:
+    """Until its input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that watch
+    source = sys.stdin.buffer
+    grammars = Grammars(*pickle.load(source))
+    grammars.build(StructuredOutput(regex="a"))  # reads the vocabulary once for all children
+    while True:
+        try:
+            number, form = pickle.load(source)
+        except EOFError:
+            return
+        if os.fork() == 0:
+            _watch(grammars, number, form)
+
+
+def _watch(grammars: Grammars, number: int, form: StructuredOutput) -> None:
+    """In a child: have a child of its own try the form, and answer for it if it dies."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.close(sys.stdin.fileno())  # its end is the server's sign that the process is gone
+    child = os.fork()
+    if child == 0:
+        _try(grammars, number, form)
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        _answer(
+            number,
+            f"{form.kind}: this cannot be compiled and followed within {SECONDS} s and {MEMORY >> 30} GiB;"
+            " make it simpler",
+        )
+    os._exit(0)
+
+
+def _try(grammars: Grammars, number: int, form: StructuredOutput) -> None:
+    used = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    error = None
+    try:
+        grammars.build(form)
+    except RequestError as refused:
+        error = str(refused)
+    _answer(number, error)
+    os._exit(0)
+
+
+def _answer(number: int, error: str | None) -> None:
+    """One write, which is not mixed with those of others as long as it fits a pipe's buffer (4 KiB)."""
+    text = error if error is None else error[:1000]
+    os.write(sys.stdout.fileno(), json.dumps([number, text]).encode("ascii") + b"\n")
+
+
+if __name__ == "__main__":
+    main()

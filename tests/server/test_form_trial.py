@@ -1,0 +1,111 @@
+"""Forms that would crash, hang or starve the engine are met in a process apart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from denim import RequestError, StructuredOutput
+from denim.engine.tokenizer import load_tokenizer
+from denim.server import form_trial_process
+from denim.server.form_trial import FormTrial, is_foreign
+from denim.spec.config_file import embedded_model
+
+CRASHES = "root ::= root{0,10}"
+
+
+@pytest.fixture(scope="module")
+def trial() -> Iterator[FormTrial]:
+    tokenizer = load_tokenizer(embedded_model())
+    assert tokenizer is not None
+    trial = FormTrial(tokenizer, 6144, [2])
+    yield trial
+    trial.close()
+
+
+def check(trial: FormTrial, *forms: StructuredOutput) -> list[str | None]:
+    """What is said of each, asked all at once."""
+
+    async def ask() -> list[BaseException | None]:
+        return await asyncio.gather(*(trial.check(form) for form in forms), return_exceptions=True)
+
+    results = asyncio.run(ask())
+    assert all(result is None or isinstance(result, RequestError) for result in results), results
+    return [None if result is None else str(result) for result in results]
+
+
+def test_what_is_tried() -> None:
+    assert is_foreign(StructuredOutput(regex="a"))
+    assert is_foreign(StructuredOutput(grammar="root ::= root"))
+    assert is_foreign(StructuredOutput(structural_tag={"type": "any_text"}))
+    assert is_foreign(StructuredOutput(json={"type": "string", "pattern": "a"}))
+    assert is_foreign(StructuredOutput(json={"type": "object", "patternProperties": {"a": {}}}))
+    assert not is_foreign(StructuredOutput(json={"type": "string"}))
+    assert not is_foreign(StructuredOutput(json_object=True))
+    assert not is_foreign(StructuredOutput(choice=["a"]))
+    tools = {"type": "json_schema", "json_schema": {}}
+    assert not is_foreign(StructuredOutput(structural_tag=tools, named="tools"))
+    tools = {"type": "json_schema", "json_schema": {"pattern": "a"}}
+    assert is_foreign(StructuredOutput(structural_tag=tools, named="tools"))
+
+
+def test_harmless_forms_pass_and_bad_ones_are_told(trial: FormTrial) -> None:
+    good = StructuredOutput(regex="[a-z]+")
+    assert check(trial, good, StructuredOutput(regex="(a"), good) == [
+        None,
+        "regex: Regex parsing error at position 3: The parenthesis is not closed.",
+        None,
+    ]
+
+
+def test_a_crash_hurts_nobody(trial: FormTrial) -> None:
+    """This grammar crashes its compiler; where it does not any more, it is refused as endless."""
+    crash, fine = check(trial, StructuredOutput(grammar=CRASHES), StructuredOutput(regex="[0-9]{3}"))
+    assert crash is not None
+    assert fine is None
+    assert check(trial, StructuredOutput(regex="[0-9]{4}")) == [None]
+
+
+@pytest.mark.slow
+def test_what_never_ends_is_stopped(trial: FormTrial) -> None:
+    endless = StructuredOutput(regex="((a{0,1000}){0,1000}){0,1000}")
+    (error,) = check(trial, endless)
+    assert error is not None
+    assert "within 10 s and 4 GiB" in error or "ms a token" in error
+
+
+def test_who_leaves_early_disturbs_nobody(trial: FormTrial) -> None:
+    async def scene() -> None:
+        leaves = asyncio.ensure_future(trial.check(StructuredOutput(regex="[0-9]{5}")))
+        await asyncio.sleep(0.01)
+        leaves.cancel()
+        await trial.check(StructuredOutput(regex="[0-9]{6}"))
+
+    asyncio.run(scene())
+
+
+def test_a_process_that_ends_is_started_again(trial: FormTrial) -> None:
+    check(trial, StructuredOutput(regex="first"))
+    assert trial._process is not None
+    os.kill(trial._process.popen.pid, signal.SIGKILL)
+    trial._process.popen.wait()
+    assert check(trial, StructuredOutput(regex="second")) == [None]
+
+
+def test_over_http(client: openai.OpenAI) -> None:
+    ask = {"model": "denim-tiny", "messages": [{"role": "user", "content": "?"}], "max_tokens": 4}
+    with pytest.raises(openai.BadRequestError, match="grammar: ") as caught:
+        client.chat.completions.create(**ask, extra_body={"structured_outputs": {"grammar": CRASHES}})
+    assert caught.value.param == "structured_outputs"
+    assert client.chat.completions.create(**ask).choices
+
+
+def test_its_limits_are_below_the_servers_patience() -> None:
+    from denim.server import form_trial
+
+    assert form_trial_process.SECONDS < form_trial.WAIT
