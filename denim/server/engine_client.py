@@ -88,7 +88,10 @@ class _Engine(NamedTuple):
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was ended by {names.get(-code, f'signal {-code}')}"
 
     def kill(self) -> None:
         self.process.kill()
@@ -193,6 +196,7 @@ class EngineClient(EngineFront):
         if isinstance(self._refusal, EngineDiedError):
             self._refusal = error
             await self._start_again()
+        if isinstance(self._refusal, EngineDiedError):  # it was not told to drain meanwhile
             self._refusal = None
 
     async def _start_again(self) -> None:
@@ -202,7 +206,8 @@ class EngineClient(EngineFront):
                 self._engine = _Engine.start(self._order)
                 self._learn(await asyncio.to_thread(self._engine.wait_ready))
                 break
-            except DenimError as error:
+            except (DenimError, OSError) as error:
+                self._engine.end.close()
                 log.error("the engine cannot be started again: %s; next try in %.0f s", error, pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -19,7 +19,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from denim import LLM, CapacityError, ConfigError, RequestError, SamplingParams
-from denim.engine import EngineAsleepError, EngineClosedError, EngineDiedError, StreamDelta
+from denim.engine import (
+    EngineAsleepError,
+    EngineClosedError,
+    EngineDiedError,
+    EngineUnavailableError,
+    StreamDelta,
+)
 from denim.server import engine_client
 from denim.server.engine_client import EngineClient
 from denim.spec.config_file import embedded_model
@@ -264,26 +270,33 @@ def test_kill_9_in_mid_stream(stage: Stage, caplog: pytest.LogCaptureFixture) ->
 async def serves(engine: EngineClient) -> bool:
     try:
         await engine.stats()
-    except EngineDiedError:
+    except EngineUnavailableError:
         return False
     return True
 
 
-@pytest.mark.slow  # four starts
+@pytest.mark.slow  # six starts
 def test_a_start_that_fails_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it succeeds; an engine that is told to drain meanwhile takes no new requests then."""
     monkeypatch.setattr(engine_client, "FIRST_PAUSE", 0.1)
+    weights = folder / "model.safetensors"
 
     async def scene(engine: EngineClient) -> None:
-        weights = folder / "model.safetensors"
-        weights.rename(folder / "away")
-        os.kill(engine.pid, signal.SIGKILL)
-        await until(lambda: refused(engine))
-        pid = engine.pid
-        while engine.pid == pid:  # a second try
-            await asyncio.sleep(0.02)
-        (folder / "away").rename(weights)
-        await until(lambda: serves(engine))
-        assert len(await tokens(engine.generate(PROMPT, GREEDY))) == 12
+        for drained in (False, True):
+            weights.rename(folder / "away")
+            os.kill(engine.pid, signal.SIGKILL)
+            await until(lambda: refused(engine))
+            pid = engine.pid
+            while engine.pid == pid:  # a second try
+                await asyncio.sleep(0.02)
+            if drained:
+                await engine.drain()
+            (folder / "away").rename(weights)
+            await until(lambda: serves(engine))
+            if not drained:
+                assert len(await tokens(engine.generate(PROMPT, GREEDY))) == 12
+        with pytest.raises(EngineClosedError, match="no new requests"):
+            await engine.submit(PROMPT, GREEDY)
 
     async def refused(engine: EngineClient) -> bool:
         return engine._refusal is not None and "SIGKILL" in str(engine._refusal)
