@@ -14,8 +14,11 @@ from denim.commands.verify.judge import Answer
 from denim.commands.verify.probes import Probes
 from denim.commands.verify.session import TOKENS, Prompt, Session, answer_of
 from denim.engine.cache_wishes import CacheWishes
+from denim.ledger.deferred import deferred_cost
+from denim.spec.model import ModelSpec
 
 TURNS = 4
+RECORDS = 5  # of a ring of deferred writes: an answer does not end where the ring does
 
 
 class Outcome(NamedTuple):
@@ -31,14 +34,15 @@ Act = Callable[[Session, Probes], Iterator[Outcome]]
 
 @dataclass(frozen=True)
 class Check:
-    """`needs`: why it is left out where `act` finds nothing to do. `tier`: the lowest one below the device,
-    "host" or "files"; "": none."""
+    """`needs`: why it is left out where the model is none of those that it `fits`, or `act` finds nothing to
+    do. `tier`: the lowest one below the device, "host" or "files"; "": none."""
 
     name: str
     act: Act
     options: dict[str, Any] = field(default_factory=dict)
     needs: str = ""
     tier: str = ""
+    fits: Callable[[ModelSpec], bool] = lambda spec: True
 
 
 def at_positions(session: Session, probes: Probes) -> Iterator[Outcome]:
@@ -183,6 +187,11 @@ def _worth(session: Session, position: int) -> int:
     return position if position >= session.cache.grid.chunk else 0
 
 
+def can_defer(spec: ModelSpec) -> bool:
+    return deferred_cost(spec, RECORDS) is not None
+
+
+CAN_DEFER = "no layer can defer its writes"
 A_BLOCK = "its blocks are longer than the context"
 
 CHECKS = (
@@ -198,6 +207,7 @@ CHECKS = (
     Check("preempted, nothing swapped", preempted, {"max_num_seqs": 1, "swap_space": 0}),
     Check("aborted while it saves", aborted, {"max_num_batched_tokens": 64}),
     Check("three completions", several),
+    Check("next turns, deferred writes", next_turns, {"deferred_writes": RECORDS}, CAN_DEFER, fits=can_defer),
     Check("policy ends", at_positions, {"checkpoint_policy": "ends"}),
     Check("policy align", on_blocks, {"checkpoint_policy": "align"}, A_BLOCK),
     Check("policy all", on_blocks, {"checkpoint_policy": "all"}, A_BLOCK),

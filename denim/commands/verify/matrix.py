@@ -106,6 +106,10 @@ class Matrix:
                 below |= {"disk_cache": folder} if tier == "files" else {}
                 for check in same:
                     row = Row(check.name)
+                    if not check.fits(self._loaded.spec):
+                        row.left_out = check.needs
+                        yield row
+                        continue
                     with _timed(row):
                         try:
                             session = session or self._session(options | below)

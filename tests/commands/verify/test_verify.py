@@ -23,7 +23,7 @@ from denim.engine.options import EngineOptions
 from denim.memory.layout import PAGE
 from tests.tiny import checkpoint
 
-SMALL = Extent(4, 120)
+SMALL = Extent(2, 90)
 POSITIONS = Check("random positions", at_positions)
 
 
