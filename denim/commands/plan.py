@@ -20,7 +20,7 @@ from denim.commands.prefix_curve import curve_table, prefix_curve
 from denim.errors import ConfigError
 from denim.ledger.devices import find_device
 from denim.ledger.lengths import Lengths
-from denim.ledger.units import count_text, flops_text, parse_bytes, pattern_text, size_text
+from denim.ledger.units import count_text, flops_text, parse_bytes, pattern_text, seconds_text, size_text
 from denim.memory.capacity_plan import CapacityPlan
 from denim.memory.checkpoint_form import EXACT
 from denim.memory.fewest_devices import fewest_devices
@@ -245,11 +245,3 @@ def peers_notes(values: dict[str, Any]) -> list[str]:
     peers = values["workloads"][0]["peers"]
     missing = dict.fromkeys(peer["name"] for peer in peers if not peer["served"])
     return [f"* {name} has no model of this family; the numbers are its rule's" for name in missing]
-
-
-def seconds_text(seconds: float) -> str:
-    """Three digits in s, ms or µs."""
-    for scale, unit in ((1, "s"), (1e3, "ms")):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"

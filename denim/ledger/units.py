@@ -1,4 +1,4 @@
-"""Sizes, counts and layer patterns as people read them."""
+"""Sizes, counts, times and layer patterns as people read them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ def flops_text(n: int) -> str:
 def count_text(n: int) -> str:
     """A count in thousands, millions, billions: "752M"."""
     return _scaled(n, 1000, ("", "K", "M", "B", "T")).replace(" ", "")
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits in s, ms or µs."""
+    for scale, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
 
 
 def _scaled(n: int, base: int, units: tuple[str, ...]) -> str:

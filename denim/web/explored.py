@@ -19,7 +19,7 @@ from denim.ledger.lengths import Lengths
 from denim.ledger.parameters import count_parameters
 from denim.ledger.step_floor import decode_floor, prefill_floor
 from denim.ledger.tensor_parallel import share_of
-from denim.ledger.units import count_text, pattern_text, size_text
+from denim.ledger.units import count_text, pattern_text, seconds_text, size_text
 from denim.memory.capacity_plan import CapacityPlan
 from denim.memory.fewest_devices import fewest_devices
 from denim.spec import read_spec
@@ -35,7 +35,7 @@ from denim.web.settings import Settings
 
 ILLUSTRATIVE = "48 layers, one in four full"
 DECODE_BATCH = 32
-UNIT = re.compile(r"(\d) (?=(?:[KMGTP]iB|B|ms|s)\b)")
+UNIT = re.compile(r"(\d) (?=(?:[KMGTP]iB|B|ms|µs|s)\b)")
 
 
 @dataclass(frozen=True)
@@ -212,16 +212,11 @@ def _plan_facts(plan: CapacityPlan, rules: Rules, lengths: Lengths) -> list[dict
             "floor",
             "a step, at best",
             decode.seconds,
-            milliseconds_text(decode.seconds),
-            f"to decode {batch:,} tokens; {milliseconds_text(prefill.seconds)} to the first token "
+            seconds_text(decode.seconds),
+            f"to decode {batch:,} tokens; {seconds_text(prefill.seconds)} to the first token "
             f"after a prompt of {prompt:,}",
         ),
     ]
-
-
-def milliseconds_text(seconds: float) -> str:
-    """Three digits, in ms, or in s from one second on."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _fact(key: str, label: str, value: float | None, text: str, note: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ import pytest
 from denim.commands.ledger import parse_lengths, show_ledger
 from denim.errors import ConfigError
 from tests.spec.configs import qwen3_5_0_8b
-
-STARTUP_BOUND = 2.0  # seconds; it takes 0.2 on an idle machine, and the machine may be busy
 
 
 @pytest.fixture
@@ -29,7 +26,7 @@ def ledger(model: Path, lengths: str | None = None, as_json: bool = False) -> No
     show_ledger(model, lengths, "auto", "auto", "auto", as_json)
 
 
-def test_answers_at_once_and_without_torch(folder: Path) -> None:
+def test_answers_without_torch(folder: Path) -> None:
     code = (
         "import sys\n"
         "from denim.cli import app\n"
@@ -37,13 +34,10 @@ def test_answers_at_once_and_without_torch(folder: Path) -> None:
         "heavy = [name for name in ('torch', 'transformers', 'numpy') if name in sys.modules]\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
-    start = time.perf_counter()
     command = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    seconds = time.perf_counter() - start
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["crossover_tokens_stored_width"] == 536
-    assert seconds < STARTUP_BOUND
 
 
 def test_json_is_the_ledger(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from denim.commands.plan import read_workloads, seconds_text, show_plan
+from denim.commands.plan import read_workloads, show_plan
 from denim.errors import CapacityError, ConfigError
 from denim.spec.published import FOLDER as CONFIGS
 from tests.spec.configs import qwen3_5_0_8b
-
-STARTUP_BOUND = 2.0  # seconds; it takes 0.3 on an idle machine, and the machine may be busy
 
 # What does not fit one H200 is shared by so many.
 DEVICES = {
@@ -79,7 +76,7 @@ def test_host_memory_and_the_form_of_checkpoints(folder: Path, capsys: pytest.Ca
         plan(folder, host_memory="lots")
 
 
-def test_answers_at_once_and_without_torch(folder: Path) -> None:
+def test_answers_without_torch(folder: Path) -> None:
     code = (
         "import sys\n"
         "from denim.cli import app\n"
@@ -87,17 +84,15 @@ def test_answers_at_once_and_without_torch(folder: Path) -> None:
         "heavy = [name for name in ('torch', 'transformers', 'numpy') if name in sys.modules]\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
-    start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert time.perf_counter() - start < STARTUP_BOUND
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_published_models_in_a_fraction_of_a_second(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    start = time.perf_counter()
+def test_published_models_and_the_fewest_devices_that_hold_them(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan(Path(name.lower()), tensor_parallel=None, compare=True)
-    assert time.perf_counter() - start < STARTUP_BOUND / 2
     text = capsys.readouterr().out
     assert text.startswith(f"{name}: ")
     assert (f"{DEVICES[name]} are the fewest that hold it" in text) == (DEVICES[name] > 1)
@@ -207,13 +202,6 @@ def test_bad_workloads() -> None:
 def test_default_lengths_are_those_that_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan(folder, memory="64MiB", as_json=True)
     assert [row["name"] for row in json.loads(capsys.readouterr().out)["workloads"]] == ["512 tokens"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(1.5, "1.5 s"), (0.0123456, "12.3 ms"), (3.57e-6, "3.57 µs"), (2e-8, "0.02 µs")]
-)
-def test_seconds(seconds: float, text: str) -> None:
-    assert seconds_text(seconds) == text
 
 
 def test_a_trace_that_names_its_blocks(

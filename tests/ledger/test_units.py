@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from denim.ledger.units import count_text, flops_text, pattern_text, size_text
+from denim.ledger.units import count_text, flops_text, pattern_text, seconds_text, size_text
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,13 @@ def test_flops_and_counts() -> None:
     assert flops_text(1_512_345_678) == "1.51 GFLOP"
     assert flops_text(7) == "7 FLOP"
     assert (count_text(752_393_024), count_text(950), count_text(34_700_000_000)) == ("752M", "950", "34.7B")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.5, "1.5 s"), (0.0123456, "12.3 ms"), (3.57e-6, "3.57 µs"), (2e-8, "0.02 µs")]
+)
+def test_seconds(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
 
 
 def test_patterns() -> None:

@@ -22,8 +22,9 @@ from denim.commands.bench.client import Api, Measured
 from denim.commands.bench.figures import PERCENTILES, figures, first_token, per_token, whole_answer
 from denim.commands.bench.load import Server, meet, run
 from denim.commands.bench.workload import Wishes, sessions_of
-from denim.commands.study.picture import need_folder, need_matplotlib, new_figure, write
+from denim.commands.picture import need_folder, need_matplotlib, new_figure, write
 from denim.errors import ConfigError
+from denim.ledger.units import seconds_text
 
 NAME = "bench-serve"
 ROWS = (
@@ -160,7 +161,7 @@ def show(result: dict[str, Any]) -> None:
         grid.add_column(heading, justify="right")
     for key, label in ROWS:
         if result[key]:
-            grid.add_row(label, *(time_text(value) for value in result[key].values()))
+            grid.add_row(label, *(seconds_text(value) for value in result[key].values()))
     console.print(grid)
     for line in sentences(result):
         console.print(line, soft_wrap=True)
@@ -183,7 +184,7 @@ def sentences(result: dict[str, Any]) -> list[str]:
         lines.append(line)
     if goodput := result["goodput"]:
         limits = ", ".join(
-            f"{name} ≤ {time_text(limit)}" for name, limit in goodput["limits_seconds"].items()
+            f"{name} ≤ {seconds_text(limit)}" for name, limit in goodput["limits_seconds"].items()
         )
         rate = goodput["requests_per_second"] or 0.0
         lines.append(f"goodput ({limits}): {rate:.3g} requests/s, {goodput['share']:.1%} of all")
@@ -205,14 +206,9 @@ def turns_table(turns: Sequence[dict[str, Any]]) -> Table:
             f"{row['requests']:,}",
             f"{row['mean_prompt_tokens']:,.0f}",
             f"{row['mean_cached_tokens']:,.0f}",
-            time_text(row["median_first_token"]),
+            seconds_text(row["median_first_token"]),
         )
     return grid
-
-
-def time_text(seconds: float) -> str:
-    """Three digits in s or ms."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def draw(measured: Sequence[Measured]) -> Any:

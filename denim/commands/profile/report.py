@@ -15,9 +15,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from denim.commands.picture import need_folder, need_matplotlib, new_figure, write
 from denim.commands.profile.clock import Limits, limits_of
 from denim.commands.profile.measure import StepProfile, profile_decode, profile_prefill
-from denim.commands.study.picture import need_folder, need_matplotlib, new_figure, write
 from denim.engine.llm import LLM
 from denim.errors import ConfigError
 

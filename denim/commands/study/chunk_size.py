@@ -20,8 +20,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from denim.commands.picture import need_folder, need_matplotlib, new_figure, write
 from denim.commands.study.chunk_forms import forms_on
-from denim.commands.study.picture import need_folder, need_matplotlib, new_figure, write
 from denim.engine.loading import choose_device
 from denim.errors import ConfigError
 from denim.ledger.units import flops_text

@@ -18,10 +18,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from denim.commands.picture import need_folder, need_matplotlib, new_figure, write
 from denim.commands.study.drift import drift
 from denim.commands.study.inputs import random_inputs, real_inputs, texts_of
 from denim.commands.study.perplexity import EXACT, MEMORY, perplexity
-from denim.commands.study.picture import need_folder, need_matplotlib, new_figure, write
 from denim.commands.study.storage import STORAGES
 from denim.engine import LLM
 from denim.errors import ConfigError

@@ -1,7 +1,7 @@
-"""Pictures and files of the studies.
+"""Pictures and files of what commands measure.
 
 Owns the way to matplotlib, which is an optional part of the installation, and where results are written.
-Must not know what a study measures.
+Must not know what was measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def need_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"denim study draws with matplotlib, which cannot be imported ({error}); "
+            f"pictures are drawn with matplotlib, which cannot be imported ({error}); "
             "install it with: pip install 'denim-llm[study]'"
         ) from error
 
