@@ -61,9 +61,9 @@ def chat_boundaries(chat: ChatText, messages: Sequence[Message]) -> list[int]:
 
 
 def marked_positions(chat: ChatText, messages: Sequence[Message]) -> list[int]:
-    """What messages mark themselves, as positions of the prompt: what the conversation up to there shares with
-    it. `cache_control` of a message is a list of places in its content, in characters; anything else that is
-    true marks its end."""
+    """What messages mark themselves, as positions of the prompt: what the conversation up to there shares
+    with it. `cache_control` of a message is a list of places in its content, in characters; anything else
+    that is true marks its end."""
     positions = set()
     for place, message in enumerate(messages):
         marks = message.get("cache_control")

@@ -32,7 +32,7 @@ class Abort(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """A question of `EngineLoop.QUESTIONS`, answered by Answer."""
+    """The name of a question to the engine (`denim.engine.engine_loop`), answered by Answer."""
 
     number: int
     question: str

@@ -66,6 +66,12 @@ class Ledger:
         per_token = self.all_full_kv_bytes_per_token
         return None if per_token is None else tokens * per_token
 
+    @property
+    def checkpoint_equals_kv_of_tokens(self) -> int | None:
+        """Tokens whose KV takes as many bytes as one checkpoint, rounded up; None without KV."""
+        kv = self.kv_bytes_per_token
+        return -(-self.bytes_per_request // kv) if kv else None
+
     def checkpoint_ratio(self, tokens: int) -> float | None:
         """Bytes of one checkpoint over those of the KV of `tokens` tokens; None without KV."""
         kv = tokens * self.kv_bytes_per_token

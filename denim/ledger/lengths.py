@@ -45,7 +45,9 @@ class Lengths:
         Raises ConfigError unless the mean is at least 1 and sigma at least 0.
         """
         if not (isfinite(mean) and isfinite(sigma) and mean >= 1 and sigma >= 0):
-            raise ConfigError(f"--lognormal is {mean:g},{sigma:g}; the mean must be at least 1, sigma 0")
+            raise ConfigError(
+                f"lognormal lengths of mean {mean:g}, sigma {sigma:g}: the mean must be at least 1, sigma 0"
+            )
         # With X = exp(mu + sigma Z), E[X; a < Z < b] = E[X] (Φ(b - sigma) - Φ(a - sigma)).
         normal = NormalDist()
         bounds = [normal.inv_cdf(i / QUANTILES) for i in range(1, QUANTILES)]

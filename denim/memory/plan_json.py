@@ -38,7 +38,6 @@ def plan_json(
     Raises ConfigError when a workload has no request that is short enough.
     """
     ledger, layout, device = plan.ledger, plan.layout, plan.device
-    kv = ledger.kv_bytes_per_token
     return {
         "family": model.family,
         "layers": model.pattern,
@@ -67,11 +66,11 @@ def plan_json(
         "host_bytes": plan.host_bytes,
         "checkpoint_dtype": plan.form.dtype,
         "stored_slot_bytes": plan.form.slot_bytes,
-        "kv_bytes_per_token": kv,
+        "kv_bytes_per_token": ledger.kv_bytes_per_token,
         "state_bytes": ledger.state_bytes,
         "conv_bytes": ledger.conv_bytes,
         "bytes_per_request": ledger.bytes_per_request,
-        "checkpoint_equals_kv_of_tokens": -(-ledger.bytes_per_request // kv) if kv else None,
+        "checkpoint_equals_kv_of_tokens": ledger.checkpoint_equals_kv_of_tokens,
         "crossover_tokens": ledger.crossover_tokens,
         "longest_request": plan.longest_request,
         "drafts": None if plan.drafts is None else plan.drafts._asdict(),

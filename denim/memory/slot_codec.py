@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from denim.memory.checkpoint_form import CheckpointForm, StoredTensor
+from denim.memory.checkpoint_form import SCALE_BYTES, CheckpointForm, StoredTensor
 
 INT8_MAX = 127
 TINY = torch.finfo(torch.float32).tiny  # a row that is all zeros stays so
@@ -60,4 +60,5 @@ def _elements(tensor: StoredTensor, stored: Tensor) -> Tensor:
 
 def _scales(tensor: StoredTensor, stored: Tensor) -> Tensor:
     shape = (*tensor.place.shape[:-1], 1)
-    return stored[tensor.scales : tensor.scales + 4 * tensor.rows].view(torch.float32).view(shape)
+    end = tensor.scales + SCALE_BYTES * tensor.rows
+    return stored[tensor.scales : end].view(torch.float32).view(shape)

@@ -58,9 +58,9 @@ class Faster(NamedTuple):
     work: int
 
 
-# Measured on an H200, 16 key and 16 or 32 value heads, 1 or 16 sequences (docs/kernels.md): with copies of the
-# states, FlashInfer wins at 32768 tokens x 16 heads and loses at 8192 x 32. FlashQLA is as fast, but leaves out
-# what has faded and waits for the device in every step. Other devices stay with the own kernel.
+# Measured on an H200, 16 key and 16 or 32 value heads, 1 or 16 sequences (docs/kernels.md): with copies of
+# the states, FlashInfer wins at 32768 tokens x 16 heads and loses at 8192 x 32. FlashQLA is as fast, but
+# leaves out what has faded and waits for the device in every step. Other devices stay with the own kernel.
 MEASURED = (Faster(FLASHINFER, (9, 0), work=32768 * 16),)
 
 

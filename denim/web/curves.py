@@ -61,14 +61,14 @@ def memory_curve(spec: ModelSpec, ledger: Ledger, kv_dtype: str, at: int) -> dic
 def interval_curve(ledger: Ledger, tokens: int) -> dict[str, Any] | None:
     """Checkpoints at every interval against the KV between them, and in a sequence of `tokens` tokens. None
     for a model without states or without KV: it has nothing to weigh."""
-    if not (ledger.bytes_per_request and ledger.kv_bytes_per_token):
+    equal = ledger.checkpoint_equals_kv_of_tokens
+    if not equal:
         return None
     points = [
         interval_cost(ledger, n, tokens) for n in lengths_between(INTERVALS[0], INTERVALS[-1], INTERVALS)
     ]
     ratios = [point.times_kv or 0.0 for point in points]
     rows = [interval_cost(ledger, n, tokens) for n in INTERVALS]
-    equal = -(-ledger.bytes_per_request // ledger.kv_bytes_per_token)
     low, high = min(ratios), max(ratios)
     return {
         "tokens_text": f"{tokens:,} tokens",

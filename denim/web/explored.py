@@ -156,9 +156,8 @@ def _facts(ledger: Ledger, gpus: int) -> list[dict[str, Any]]:
     crossover, full = ledger.crossover_tokens, ledger.all_full_kv_bytes_per_token
     kv, state = ledger.kv_bytes_per_token, ledger.bytes_per_request
     each = "" if gpus == 1 else ", on each device"
-    equal = (
-        f"as much as the KV of {-(-state // kv):,} tokens" if kv and state else "a checkpoint is a copy of it"
-    )
+    equal = ledger.checkpoint_equals_kv_of_tokens
+    worth = f"as much as the KV of {equal:,} tokens" if equal else "a checkpoint is a copy of it"
     return [
         _fact(
             "crossover",
@@ -177,7 +176,7 @@ def _facts(ledger: Ledger, gpus: int) -> list[dict[str, Any]]:
             f"of KV{each}; {size_text(full)} if all were full" if full else "of KV",
         ),
         _fact(
-            "state", "a request", state, size_text(state), f"of state{each}: {equal}" if state else "no state"
+            "state", "a request", state, size_text(state), f"of state{each}: {worth}" if state else "no state"
         ),
     ]
 

@@ -66,7 +66,9 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> FlashInferAttention:
     return FlashInferAttention([SHAPE], PAGE, torch.float32, torch.float32, device, others)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CPU tensors, for which the gate's kernel is interpreted")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="CPU tensors, for which the gate's kernel is interpreted"
+)
 @pytest.mark.parametrize("decode", [0, 3])
 def test_decode_rows_and_segments(attention: FlashInferAttention, decode: int) -> None:
     kv, tables, _ = filled(LENGTHS)

@@ -24,7 +24,7 @@ LIMITS = ("ttft", "itl", "e2e")
 def parse_goodput(text: str | None) -> dict[str, float]:
     """ "ttft=500,itl=50,e2e=5000", in milliseconds, as seconds. Raises ConfigError."""
     limits: dict[str, float] = {}
-    for part in (text or "").split(",") if text else ():
+    for part in text.split(",") if text else ():
         name, _, value = part.strip().partition("=")
         try:
             limit = float(value) / 1000
