@@ -19,6 +19,7 @@ from denim.engine.grammars import Grammars
 from denim.errors import RequestError
 from denim.structured_output import StructuredOutput
 
+AT_ONCE = 4
 SECONDS = 10  # of one core
 MEMORY = 4 * 2**30  # bytes beyond what the process has anyway
 
@@ -26,22 +27,24 @@ MEMORY = 4 * 2**30  # bytes beyond what the process has anyway
 def main() -> None:
     """Until its input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that watch
     source = sys.stdin.buffer
     grammars = Grammars(*pickle.load(source))
     grammars.build(StructuredOutput(regex="a"))  # reads the vocabulary once for all children
+    running = 0
     while True:
         try:
             number, form = pickle.load(source)
         except EOFError:
             return
+        while running and os.waitpid(-1, 0 if running == AT_ONCE else os.WNOHANG) != (0, 0):
+            running -= 1
+        running += 1
         if os.fork() == 0:
             _watch(grammars, number, form)
 
 
 def _watch(grammars: Grammars, number: int, form: StructuredOutput) -> None:
     """In a child: have a child of its own try the form, and answer for it if it dies."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.close(sys.stdin.fileno())  # its end is the server's sign that the process is gone
     child = os.fork()
     if child == 0:

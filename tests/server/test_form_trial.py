@@ -89,6 +89,14 @@ def test_who_leaves_early_disturbs_nobody(trial: FormTrial) -> None:
     asyncio.run(scene())
 
 
+def test_many_at_once(trial: FormTrial) -> None:
+    """More than are tried at a time, with one that crashes among them."""
+    forms = [StructuredOutput(regex=f"[a-z]{{{n + 1}}}") for n in range(3 * form_trial_process.AT_ONCE)]
+    results = check(trial, *forms[:6], StructuredOutput(grammar=CRASHES), *forms[6:])
+    assert results.pop(6) is not None
+    assert set(results) == {None}
+
+
 def test_a_process_that_ends_is_started_again(trial: FormTrial) -> None:
     check(trial, StructuredOutput(regex="first"))
     assert trial._process is not None
