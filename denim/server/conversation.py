@@ -25,6 +25,9 @@ BETWEEN_PARTS = "\n"
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 
+BETWEEN_SYSTEMS = "\n\n"
+"""Between system messages that become one."""
+
 SYSTEM_NAMES = {"developer": "system"}
 """OpenAI's newer name; templates know the older one."""
 
@@ -85,13 +88,30 @@ def prepared(
     choice: ToolChoice = FREE_CHOICE,
 ) -> Conversation:
     """The same from plain values. `cache_control` of a message or a part is a mark where it is true."""
-    rendered = [template_message(message, place) for place, message in enumerate(messages)]
+    rendered = _one_system([template_message(message, place) for place, message in enumerate(messages)])
     marks = sum(len(message.get("cache_control", ())) for message in rendered)
     if marks > MOST_MARKS:
         raise ApiError(
             400, f"the conversation has {marks} cache_control marks; at most {MOST_MARKS}", param="messages"
         )
     return Conversation(rendered, tools, dict(options), choice)
+
+
+def _one_system(messages: list[Message]) -> list[Message]:
+    """System messages at the head as one: clients send instructions and developer messages apart, and most
+    templates take one."""
+    head = 0
+    while head < len(messages) and messages[head]["role"] == "system":
+        head += 1
+    if head < 2:
+        return messages
+    text, marks = "", []
+    for message in messages[:head]:
+        text += BETWEEN_SYSTEMS if text else ""
+        marks += [len(text) + mark for mark in message.get("cache_control", ())]
+        text += message["content"]
+    one: dict[str, Any] = {"role": "system", "content": text}
+    return [one | ({"cache_control": marks} if marks else {}), *messages[head:]]
 
 
 def template_message(message: Mapping[str, Any], place: int) -> Message:

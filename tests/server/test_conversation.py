@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from denim.server.chat_schema import ChatMessage
-from denim.server.conversation import CLOSED_OPTIONS, MOST_MARKS, template_message
+from denim.server.conversation import CLOSED_OPTIONS, MOST_MARKS, prepared, template_message
 from denim.server.errors import ApiError
+from denim.server.reply_form import ToolChoice
 from tests.server.live import live
 from tests.server.scripted import HERMES_TEMPLATE, ScriptedEngine
 
@@ -43,6 +44,32 @@ def test_marks_are_places_in_the_text() -> None:
     assert read(role="user", content=parts)["cache_control"] == [3, 13]
     assert read(role="user", content="four", cache_control=MARK)["cache_control"] == [4]
     assert "cache_control" not in read(role="user", content="x")
+
+
+def test_system_messages_at_the_head_are_one() -> None:
+    marked = [{"type": "text", "text": "two", "cache_control": MARK}, {"type": "text", "text": "three"}]
+    turns = [
+        {"role": "system", "content": "one"},
+        {"role": "developer", "content": marked},
+        {"role": "user", "content": "x"},
+        {"role": "system", "content": "late"},
+    ]
+    chat = prepared(
+        [ChatMessage(**turn).model_dump(exclude_none=True) for turn in turns], [], {}, ToolChoice()
+    )
+    assert chat.messages[0] == {"role": "system", "content": "one\n\ntwo\nthree", "cache_control": [8]}
+    assert [message["role"] for message in chat.messages] == ["system", "user", "system"]
+
+
+def test_two_system_messages_are_served(http: httpx.Client) -> None:
+    """The template of denim-tiny, as Qwen's, refuses a second one."""
+    turns = [{"role": "system", "content": "a"}, {"role": "developer", "content": "b"}]
+    body = {"messages": [*turns, {"role": "user", "content": "x"}], "max_tokens": 1}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    response = http.post(
+        "/v1/responses", json={"input": body["messages"], "instructions": "c", "max_output_tokens": 1}
+    )
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize(
