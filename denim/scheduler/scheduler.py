@@ -240,7 +240,8 @@ class Scheduler:
             leader = head.family.leader if head.family else None
             if leader is not None and (leader.computed < leader.fork_point or leader.id in step.started):
                 return
-            if leader is None and self._comes(head):
+            seat = len(self._running) < self.config.max_running or self._running[-1].priority > head.priority
+            if leader is None and seat and self._comes(head):  # without a seat it was looked for once
                 passed += 1
                 continue
             hit = self.prefixes.find(head) if leader is None and head.status is Status.WAITING else None

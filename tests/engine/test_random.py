@@ -88,7 +88,7 @@ def machine_of(folder: Path, judge: Judge) -> type[RuleBasedStateMachine]:
             if moves:
                 self.core.scheduler._recompute_cheaper = lambda tokens: False
             if host:
-                self.core.scheduler.prefixes.tiers._pays = lambda start, end, nbytes, tier: True
+                self.core.scheduler.prefixes.tiers.pays = lambda start, end, nbytes, tier: True
             self.open: dict[str, tuple[RequestOutput, SamplingParams]] = {}
 
         @precondition(lambda self: self.core is not None)

@@ -234,7 +234,7 @@ def test_tokens_that_are_there_and_were_not_loaded_are_counted() -> None:
     prompt = prompt_of(20)
     run(engine, prompt)
     push_out(engine)
-    engine.scheduler.prefixes.tiers._pays = lambda start, end, nbytes, tier: False
+    engine.scheduler.prefixes.tiers.pays = lambda start, end, nbytes, tier: False
     assert run(engine, prompt).reuse.cached == 0
     assert engine.scheduler.prefixes.stats()["lost"]["not_loaded"] == 19
 
