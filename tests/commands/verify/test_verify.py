@@ -24,6 +24,7 @@ from denim.memory.layout import PAGE
 from tests.tiny import checkpoint
 
 SMALL = Extent(2, 90)
+SEVERAL = Extent(4, 120)
 POSITIONS = Check("random positions", at_positions)
 
 
@@ -95,7 +96,7 @@ def test_what_is_wrong_is_found(
 
     monkeypatch.setattr(Session, "leave", damaged)
     options = {"model": folder, "device": "cpu", "dtype": dtype}
-    matrix = Matrix(load(EngineOptions.of(**options)), options, 0, *SMALL)
+    matrix = Matrix(load(EngineOptions.of(**options)), options, 0, *SEVERAL)
     (row,) = matrix.rows([POSITIONS])
     assert row.faults and row.mean > 3 * row.rule_mean
 
