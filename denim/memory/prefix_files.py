@@ -168,7 +168,8 @@ class PrefixFiles:
         self, name: str, tensors: Mapping[str, tuple[str, list[int], list[memoryview]]], said: Any
     ) -> int:
         """A safetensors file whose data is given in pieces, so that nothing is copied for it."""
-        header: dict[str, Any] = {"__metadata__": {"denim": json.dumps({"identity": self._identity, **said})}}
+        told = json.dumps({"identity": self._identity, **said})
+        header: dict[str, Any] = {"__metadata__": {"denim": told, "crc32": str(zlib.crc32(told.encode()))}}
         pieces, end = [], 0
         for tensor, (dtype, shape, data) in tensors.items():
             begin, end = end, end + sum(len(piece) for piece in data)
@@ -261,7 +262,7 @@ def read_stored(directory: Path, identity: Mapping[str, str | int]) -> Stored:
         if not path.name.endswith((PAGES, STATE)):
             continue
         try:
-            number = int(path.name[: -len(PAGES)])
+            number = int(path.name.partition("-")[0])
             with safe_open(path, framework="np") as file:
                 said = _said(path.name, file.metadata(), identity)
                 if path.name.endswith(PAGES):
@@ -278,6 +279,8 @@ def read_stored(directory: Path, identity: Mapping[str, str | int]) -> Stored:
 def _said(name: str, metadata: Mapping[str, str] | None, identity: Mapping[str, str | int]) -> dict[str, Any]:
     if not metadata or "denim" not in metadata:
         raise CheckpointError(f"{name} was not written by a prefix cache")
+    if str(zlib.crc32(metadata["denim"].encode())) != metadata.get("crc32"):
+        raise CheckpointError(f"{name} is damaged: what it says of itself does not have its checksum")
     said: dict[str, Any] = json.loads(metadata["denim"])
     if said["identity"] != identity:
         raise CheckpointError(f"{name} belongs to another model or layout than its directory")

@@ -171,6 +171,20 @@ def test_a_flipped_bit_is_seen(files: PrefixFiles, part: str) -> None:
             read(files, 3, [0, 1])
 
 
+def test_a_row_that_is_told_wrongly_is_seen(files: PrefixFiles) -> None:
+    """Another row of pages would have its own checksum, and not belong to these tokens."""
+    write(files)
+    path = files.directory / "000000000003-state.safetensors"
+    content = path.read_bytes()
+    told = rb'\"pages\": [[3, 0, 3]]'
+    assert content.count(told) == 1
+    path.write_bytes(content.replace(told, rb'\"pages\": [[3, 1, 3]]'))
+    found, _, passed = files.scan()
+    assert not found and "what it says of itself does not have its checksum" in passed[0]
+    with pytest.raises(CheckpointError, match="what it says of itself"):
+        files.read_state(3, pieces(bytes(STATE_BYTES), 1))
+
+
 def test_missing_files_and_rows(files: PrefixFiles) -> None:
     write(files)
     with pytest.raises(CheckpointError, match="000000000004-pages.safetensors cannot be read"):
