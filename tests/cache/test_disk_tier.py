@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -294,3 +295,40 @@ def test_writes_that_a_reset_overtakes_leave_nothing(world: World) -> None:
     world.disk.finish()
     world.disk.check()
     assert world.get(tokens_of(11)) == 0 and not list(world.folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_conversations_at_random(folder: Path, seed: int) -> None:
+    """They grow, branch, are asked for, called wrong, and met again by new processes, some of them after a
+    crash or a loss of files; within little space."""
+    chance = random.Random(seed)
+    limit = chance.choice([20_000, 60_000, 10**6])
+    layout = layout_of(*chance.choice([(True, True), (True, True), (True, False), (False, True)]))
+    world = World(folder, limit, layout)
+    known = [tokens_of(chance.randint(1, 12), first) for first in range(3)]
+    found = 0
+    for _ in range(70):
+        base = chance.choice(known)
+        turn = base[: chance.choice([len(base), chance.randint(1, len(base))])]
+        turn = turn + tokens_of(chance.randint(1, 9), chance.randrange(200))
+        what = chance.random()
+        if what < 0.5:
+            if world.host.at(SPACE, as_tokens(turn)) is None:
+                world.put(turn)
+                known.append(turn)
+        elif what < 0.8:
+            world.forget_host()
+            found += world.get([*base, 1]) > 0
+        elif what < 0.9:
+            world.disk.discard(SPACE, as_tokens(base))
+        else:
+            world.close()
+            files = sorted(folder.glob("*.safetensors"))
+            for lost in chance.sample(files, min(len(files), chance.choice([0, 0, 1]))):
+                lost.unlink()
+            (folder / "000000999999-state.safetensors.tmp").write_bytes(b"half")
+            world = World(folder, limit, layout)
+        world.disk.check()
+        assert world.disk.stats()["used_bytes"] <= limit
+    assert found > 3
+    world.close()
