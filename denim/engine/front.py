@@ -106,12 +106,16 @@ class EngineFront(ABC):
     ) -> AsyncIterator[StreamDelta]:
         """The request's deltas as they come; see `submit`. Leaving the iteration early, by `break` with
         `aclose` or by cancellation, aborts the request."""
-        wishes: dict[str, Any] = {
-            "cache_salt": cache_salt,
-            "cache_control": cache_control,
-            "no_store": no_store,
-        }
-        async with await self.submit(prompt, params, request_id, priority=priority, **wishes) as stream:
+        reply = await self.submit(
+            prompt,
+            params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            cache_control=cache_control,
+            no_store=no_store,
+        )
+        async with reply as stream:
             async for delta in stream:
                 yield delta
 
