@@ -119,6 +119,9 @@ def heading(found: dict[str, Any]) -> str:
             f"{tokens:,} {reason.replace('_', ' ')}" for reason, tokens in account["lost"].items() if tokens
         )
         parts += [f"lost {lost}"] if lost else []
+    for name, tier in found.get("tiers", {}).items():
+        used, total = size_text(tier["used_bytes"]), size_text(tier["total_bytes"])
+        parts.append(f"{name}: {tier['checkpoints']:,} checkpoints in {used} of {total}")
     parts += [f"[red]passed over: {name}[/]" for name in found.get("passed", ())]
     return "; ".join(parts)
 

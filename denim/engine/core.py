@@ -433,9 +433,12 @@ class EngineCore:
         return absent | self.arena.stats(prefixes.only_cached()) | self.scheduler.stats() | counted
 
     def cache_snapshot(self) -> dict[str, Any] | None:
-        """The prefix tree as it is now: see `denim.cache.snapshot`. None without a cache."""
-        cache = self.scheduler.prefixes.cache
-        return None if cache is None else snapshot(cache)
+        """The prefix tree as it is now, see `denim.cache.snapshot`, and `tiers` as in `stats`. None without a
+        cache."""
+        prefixes = self.scheduler.prefixes
+        if prefixes.cache is None:
+            return None
+        return snapshot(prefixes.cache) | {"tiers": prefixes.tier_stats()}
 
     def live_view(self) -> dict[str, Any]:
         """{stats, slabs, requests} as they are now: see `denim.engine.live_view`."""

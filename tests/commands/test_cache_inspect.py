@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from denim import ConfigError
+from denim import LLM, ConfigError, SamplingParams
 from denim.cache.snapshot import snapshot
 from denim.cli import app
 from denim.commands.cache_inspect import drawn, heading, node_text, read_snapshot
@@ -62,6 +62,14 @@ def test_the_heading_counts() -> None:
     account = world.cache.stats()
     assert f"reused {account['hit_tokens']:,} of {account['query_tokens']:,} prompt tokens" in text
     assert heading(snapshot(World().cache)).endswith("0 checkpoints; 0 B with their pages")
+
+
+def test_the_tiers_below_are_named() -> None:
+    llm = LLM(device="cpu", memory="16MiB", max_model_len=512, host_memory="8MiB")
+    llm.generate([[5, 6, 7] * 30], SamplingParams(temperature=0, max_tokens=2))
+    found = llm.cache_snapshot()
+    assert found is not None and found["tiers"] == llm.stats()["tiers"]
+    assert "host: 0 checkpoints in 0 B of 8 MiB" in heading(found)
 
 
 def test_a_large_tree_is_cut() -> None:
