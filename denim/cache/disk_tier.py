@@ -1,12 +1,10 @@
 """The tier of files: which checkpoints lie there, and what is being written and read.
 
-Owns the books of the files and the jobs of its threads. Everything passes through host memory: what has gone
-there is written behind, and what a request wants is read to there first. The threads see buffers and files
-alone, never the device: a call to it beside a graph that is being captured would spoil the capture. Books
-change in the engine's thread, when a job has ended.
+Owns the books and the jobs on their way; the files' own bytes and places are `denim.cache.file_space`'s.
+Everything passes through host memory: what has gone there is written behind, and what a request wants is read
+to there first. Books change in the engine's thread, when a job has ended.
 
 * A checkpoint stands once both its files are renamed, and not before.
-* What is bounded is the bytes of whole files: a file of pages goes with the last page that anybody needs.
 * A file that turns out to be damaged takes along what stands on its pages. Nobody fails for it: what was
   wanted is computed.
 """
@@ -14,13 +12,14 @@ change in the engine's thread, when a job has ended.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Executor, Future, wait
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from denim.cache.file_job import FileJob, read_checkpoint, write_checkpoint
+from denim.cache.file_space import FileSpace
 from denim.cache.landing import Landing
 from denim.cache.node import Node, Tokens
 from denim.cache.prefix_cache import Namespace
@@ -30,11 +29,8 @@ from denim.memory.prefix_files import PagePlace, PrefixFiles, StoredCheckpoint
 
 log = logging.getLogger("denim")
 
-HEADER_BYTES = 4096
-"""Taken for the header of a file before it is written; that of a pages file has a checksum of up to 12
-characters for each page more, a state file the tokens and where the pages lie."""
-
-PER_PAGE, PER_TOKEN = 12, 4
+MOST_TOLD = 3
+"""Files that are named in the log when they are passed over."""
 
 OpenTier = Callable[[Callable[[list[int]], None], Callable[[Mapping[str, int]], bool]], Tier]
 """An empty tier, given `on_free` and `has_room`."""
@@ -50,35 +46,10 @@ class HostPieces(Protocol):
     def mark(self) -> Any: ...
 
 
-class _Job:
-    """Work for a thread that begins once the device has done with the buffers (`ready`; None: at once)."""
-
-    def __init__(self, threads: Executor, ready: Any, work: Callable[[], Any]) -> None:
-        self._threads = threads
-        self._ready = ready
-        self._work = work
-        self._future: Future[Any] | None = None
-        self.done()
-
-    def done(self) -> bool:
-        """Whether it has ended; begins it if it can begin."""
-        if self._future is None and (self._ready is None or self._ready.query()):
-            self._future = self._threads.submit(self._work)
-        return self._future is not None and self._future.done()
-
-    def finish(self) -> Future[Any]:
-        """Wait until it has ended."""
-        if self._future is None:
-            self._ready.synchronize()
-            self.done()
-        assert self._future is not None
-        wait([self._future])
-        return self._future
-
-
 @dataclass(eq=False, slots=True)
 class _Writing:
-    """`node` is that of host memory; `number` that of the two files, whose bytes the job says."""
+    """`node` is that of host memory; `number` that of the two files, whose bytes the job says; `places` are
+    those of the landing's new pages."""
 
     node: Node
     held: tuple[list[int], int]
@@ -86,7 +57,7 @@ class _Writing:
     number: int
     places: list[PagePlace]
     epoch: int
-    job: _Job
+    job: FileJob
 
 
 @dataclass(eq=False, slots=True)
@@ -97,7 +68,7 @@ class _Reading:
     held: tuple[list[int], int]
     landing: Landing
     epoch: int
-    job: _Job
+    job: FileJob
     void: bool = False
 
 
@@ -115,24 +86,16 @@ class DiskTier:
         threads: Executor,
     ) -> None:
         self._files = files
-        self._limit = limit_bytes
         self._host = host
         self._pieces = pieces
         self._threads = threads
+        self._space = FileSpace(files, limit_bytes, threads)
         self._writing: list[_Writing] = []
         self._reading: list[_Reading] = []
-        self._removing: list[Future[None]] = []
         self._epoch = 0
-        self._number = 0  # the highest of any file so far
-        self._used = 0  # bytes of whole files
-        self._overhead = 0  # of headers and tokens of what is about to be written
-        self._places: dict[int, PagePlace] = {}  # page -> where it lies
-        self._live: Counter[int] = Counter()  # file of pages -> pages that somebody needs
-        self._page_bytes: dict[int, int] = {}  # file of pages -> bytes
-        self._states: dict[Node, tuple[int, int]] = {}  # checkpoint -> number and bytes of its state file
         self._warned = False
-        self._tier = open_tier(self._freed, self._has_room)
-        self._tier.on_drop = self._drop_state
+        self._tier = open_tier(self._space.free_pages, self._has_room)
+        self._tier.on_drop = self._space.drop_state
         self.name = self._tier.name
         self._open()
 
@@ -160,22 +123,21 @@ class DiskTier:
         if busy or not _has_a_name(namespace) or self._tier.at(namespace, tokens) is not None:
             return
         assert node.checkpoint is not None
-        most_pages = len(self._host.tree.pages_to(node))
-        self._overhead = 2 * HEADER_BYTES + (2 * PER_PAGE) * most_pages + PER_TOKEN * len(tokens)
+        self._space.expect(len(self._host.tree.pages_to(node)), len(tokens))
         landing = self._tier.land(namespace, tokens, node.checkpoint.kind, like=node)
         if landing is None:
             return
         first = landing.first
-        self._number += 1
+        number = self._space.next_number()
         held = self._host.hold(node, first)
-        new = [PagePlace(self._number, row) for row in range(len(landing.new_pages))]
-        places = [self._places[page] for page in landing.pages[:first]] + new
+        new = [PagePlace(number, row) for row in range(len(landing.new_pages))]
+        places = self._space.places_of(landing.pages[:first]) + new
         space: Any = namespace
-        checkpoint = StoredCheckpoint(self._number, tuple(space), tokens, landing.kind, places, 0.0)
+        checkpoint = StoredCheckpoint(number, tuple(space), tokens, landing.kind, places, 0.0)
         pages = [self._pieces.page_buffers(entry) for entry in held[0]]
         state = self._pieces.slot_buffers(held[1]) if held[1] >= 0 else []
-        job = self._job(partial(_write, self._files, checkpoint, pages, state))
-        self._writing.append(_Writing(node, held, landing, self._number, places, self._epoch, job))
+        job = self._job(partial(write_checkpoint, self._files, checkpoint, pages, state))
+        self._writing.append(_Writing(node, held, landing, number, new, self._epoch, job))
 
     # In
 
@@ -188,11 +150,11 @@ class DiskTier:
         if landing is None:
             self._tier.let_go(node, *held)
             return False
-        places = [self._places[page] for page in held[0][landing.first :]]
+        places = self._space.places_of(held[0][landing.first :])
         pages = [self._pieces.page_buffers(entry) for entry in landing.new_pages]
         state = self._pieces.slot_buffers(landing.slot) if landing.slot >= 0 else []
-        number = self._states[node][0]
-        job = self._job(partial(_read, self._files, number, places, pages, state))
+        number = self._space.number_of(node)
+        job = self._job(partial(read_checkpoint, self._files, number, places, pages, state))
         self._reading.append(_Reading(node, held, landing, self._epoch, job))
         return True
 
@@ -206,14 +168,13 @@ class DiskTier:
         for reading in [r for r in self._reading if r.job.done()]:
             self._reading.remove(reading)
             self._read(reading)
-        self._removing = [job for job in self._removing if not job.done()]
 
     def finish(self) -> None:
         """Wait for all jobs."""
         for job in [*(w.job for w in self._writing), *(r.job for r in self._reading)]:
             job.finish()
         self.arrive()
-        wait(self._removing)  # of what failed, among others
+        self._space.finish()
 
     def _written(self, writing: _Writing) -> None:
         landing, number = writing.landing, writing.number
@@ -221,24 +182,20 @@ class DiskTier:
         outcome = writing.job.finish()
         error = outcome.exception()
         if error is not None or writing.epoch != self._epoch:
-            self._remove(number, pages=True, state=True)
+            self._space.remove(number, pages=True, state=True)
             landing.give_up(self._tier.arena)
             if error is not None:
                 self._tier.counts["failed"] += 1
                 self._warn(f"a checkpoint could not be written: {error}")
             return
         pages, state = outcome.result()
-        for page, place in zip(landing.new_pages, writing.places[landing.first :], strict=True):
-            self._places[page] = place
         if pages:
-            self._live[number], self._page_bytes[number] = len(landing.new_pages), pages
-        self._used += pages + state
+            self._space.add_pages(number, dict(zip(landing.new_pages, writing.places, strict=True)), pages)
         node = self._tier.settle(landing)
         if node is None:
-            self._used -= state
-            self._remove(number, state=True)
+            self._space.remove(number, state=True)
         else:
-            self._states[node] = (number, state)
+            self._space.add_state(node, number, state)
 
     def _read(self, reading: _Reading) -> None:
         landing = reading.landing
@@ -261,11 +218,13 @@ class DiskTier:
     def _drop_with(self, node: Node) -> None:
         """Drop the checkpoint at `node`, and all that stand on pages of its files: any of them may be the
         damaged one."""
-        files = {self._places[page].file for page in self._tier.tree.pages_to(node)}
+        files = self._files_under(node)
         for other in list(self._tier.nodes()):
-            on = {self._places[page].file for page in self._tier.tree.pages_to(other)}
-            if other is node or on & files:
+            if other is node or self._files_under(other) & files:
                 self._tier.drop(other)
+
+    def _files_under(self, node: Node) -> set[int]:
+        return {place.file for place in self._space.places_of(self._tier.tree.pages_to(node))}
 
     # Wrong, or unwanted
 
@@ -284,8 +243,8 @@ class DiskTier:
         """Nothing of what is on its way is to be used; with `files`, nothing of what is there either."""
         self._epoch += 1
         if files:
-            for node in list(self._states):
-                self._drop_state(node)
+            for node in self._space.nodes():
+                self._space.drop_state(node)
             self._tier.clear()
 
     # Files and room
@@ -294,12 +253,11 @@ class DiskTier:
         """Know what lies there. What names pages that are not there is removed, as pages are that nobody
         names; what exceeds the limit goes as usual."""
         checkpoints, rows, passed = self._files.scan()
-        arena, tree = self._tier.arena, self._tier.tree
+        arena = self._tier.arena
         pages: dict[PagePlace, int] = {}
-        self._number = max([0, *rows, *(checkpoint.number for checkpoint in checkpoints)])
+        self._space.begin_after([*rows, *(checkpoint.number for checkpoint in checkpoints)])
         for number in rows:
-            self._page_bytes[number] = self._files.size_of(number)[0]
-            self._used += self._page_bytes[number]
+            self._space.add_pages(number, {}, self._files.size_of(number)[0])
         for checkpoint in checkpoints:
             size = self._files.size_of(checkpoint.number)[1]
             missing = [place for place in checkpoint.pages if place.row >= rows.get(place.file, 0)]
@@ -311,62 +269,36 @@ class DiskTier:
             new = [place for place in checkpoint.pages if place not in pages]
             for place, page in zip(new, arena.alloc_freely(PAGE, len(new)), strict=True):
                 pages[place] = page
-                self._places[page] = place
-                self._live[place.file] += 1
+                self._space.add_pages(place.file, {page: place}, 0)
             ids = [pages[place] for place in checkpoint.pages]
             if ids:
                 arena.share(PAGE, ids)
             (slot,) = arena.alloc_freely(SLOT, 1) if arena.layout.has(SLOT) else [-1]
             landing = Landing(namespace, checkpoint.tokens, checkpoint.kind, ids, 0, slot)
-            self._used += size
             node = self._tier.settle(landing)
             assert node is not None
-            self._states[node] = (checkpoint.number, size)
+            self._space.add_state(node, checkpoint.number, size)
             if node.wait is not None:  # as old as it is; but that nobody came without an engine says nothing
                 node.wait.since -= checkpoint.age
                 node.wait.counted = checkpoint.age
         for page in pages.values():
             arena.release(PAGE, [page])
-        for number in [number for number in rows if not self._live[number]]:
-            self._remove_pages(number)
-        self._overhead = 0
-        while not self._has_room({}) and (victim := self._tier.order.victim(None)) is not None:
+        self._space.remove_unneeded(rows)
+        while not self._space.has_room(0) and (victim := self._tier.order.victim(None)) is not None:
             self._tier.drop(victim)
-        for reason in passed[:3]:
+        for reason in passed[:MOST_TOLD]:
             log.warning("disk_cache: a file is passed over: %s", reason)
-        if len(passed) > 3:
-            log.warning("disk_cache: %d more files are passed over", len(passed) - 3)
+        if len(passed) > MOST_TOLD:
+            log.warning("disk_cache: %d more files are passed over", len(passed) - MOST_TOLD)
         self._tier.counts.clear()
-        assert tree.checkpoints == len(self._states)
 
     def _has_room(self, need: Mapping[str, int]) -> bool:
         layout = self._tier.arena.layout
         new = sum(size.entry_bytes * need.get(size.name, 0) for size in layout.classes)
-        return self._used + new + self._overhead <= self._limit
+        return self._space.has_room(new)
 
-    def _freed(self, ids: list[int]) -> None:
-        for page in ids:
-            place = self._places.pop(page, None)
-            if place is not None:
-                self._live[place.file] -= 1
-                if not self._live[place.file]:
-                    self._remove_pages(place.file)
-
-    def _drop_state(self, node: Node) -> None:
-        number, size = self._states.pop(node)
-        self._used -= size
-        self._remove(number, state=True)
-
-    def _remove_pages(self, number: int) -> None:
-        del self._live[number]
-        self._used -= self._page_bytes.pop(number)
-        self._remove(number, pages=True)
-
-    def _job(self, work: Callable[[], Any]) -> _Job:
-        return _Job(self._threads, self._pieces.mark(), work)
-
-    def _remove(self, number: int, pages: bool = False, state: bool = False) -> None:
-        self._removing.append(self._threads.submit(_remove, self._files, number, pages, state))
+    def _job(self, work: Callable[[], Any]) -> FileJob:
+        return FileJob(self._threads, self._pieces.mark(), work)
 
     def _warn(self, message: str) -> None:
         """Once: a disk that is full or broken would fill the log."""
@@ -378,46 +310,17 @@ class DiskTier:
 
     def stats(self) -> dict[str, int]:
         """See `Tier.stats`; bytes are those of whole files."""
-        return self._tier.stats() | {"used_bytes": self._used, "total_bytes": self._limit}
+        return self._tier.stats() | {
+            "used_bytes": self._space.used_bytes,
+            "total_bytes": self._space.limit_bytes,
+        }
 
     def check(self) -> None:
         """Raises AssertionError when an invariant is broken."""
         self._tier.check()
-        assert set(self._states) == set(self._tier.nodes())
-        assert Counter(place.file for place in self._places.values()) == +self._live
-        sizes = sum(self._page_bytes.values()) + sum(size for _, size in self._states.values())
-        assert sizes == self._used and self._page_bytes.keys() == self._live.keys()
+        self._space.check(self._tier.nodes())
 
 
 def _has_a_name(namespace: Hashable) -> bool:
     """Whether files can say which namespace it is."""
     return isinstance(namespace, Namespace) and isinstance(namespace.adapter, str | int | None)
-
-
-def _write(
-    files: PrefixFiles,
-    checkpoint: StoredCheckpoint,
-    pages: Sequence[Sequence[memoryview]],
-    state: Sequence[memoryview],
-) -> tuple[int, int]:
-    """Bytes of the two files; 0 where there are no new pages."""
-    page_bytes = files.write_pages(checkpoint.number, pages) if pages else 0
-    return page_bytes, files.write_state(checkpoint, state)
-
-
-def _read(
-    files: PrefixFiles,
-    number: int,
-    places: Sequence[PagePlace],
-    pages: Sequence[Sequence[memoryview]],
-    state: Sequence[memoryview],
-) -> None:
-    files.read_state(number, state)
-    files.read_pages(places, pages)
-
-
-def _remove(files: PrefixFiles, number: int, pages: bool, state: bool) -> None:
-    if state:
-        files.remove_state(number)
-    if pages:
-        files.remove_pages(number)
