@@ -15,6 +15,7 @@ from denim.commands.verify.probes import Probes
 from denim.commands.verify.session import TOKENS, Prompt, Session, answer_of
 from denim.engine.cache_wishes import CacheWishes
 from denim.ledger.deferred import deferred_cost
+from denim.ledger.reload import DISK, HOST
 from denim.spec.model import ModelSpec
 
 TURNS = 4
@@ -35,7 +36,7 @@ Act = Callable[[Session, Probes], Iterator[Outcome]]
 @dataclass(frozen=True)
 class Check:
     """`needs`: why it is left out where the model is none of those that it `fits`, or `act` finds nothing to
-    do. `tier`: the lowest one below the device, "host" or "files"; "": none."""
+    do. `tier`: the lowest one below the device, `HOST` or `DISK`; "": none."""
 
     name: str
     act: Act
@@ -211,7 +212,7 @@ CHECKS = (
     Check("policy ends", at_positions, {"checkpoint_policy": "ends"}),
     Check("policy align", on_blocks, {"checkpoint_policy": "align"}, A_BLOCK),
     Check("policy all", on_blocks, {"checkpoint_policy": "all"}, A_BLOCK),
-    Check("from host memory", from_host, tier="host"),
-    Check("from files", from_files, tier="files"),
-    Check("from files, after a restart", after_a_restart, tier="files"),
+    Check("from host memory", from_host, tier=HOST),
+    Check("from files", from_files, tier=DISK),
+    Check("from files, after a restart", after_a_restart, tier=DISK),
 )

@@ -23,6 +23,7 @@ from denim.commands.verify.session import TOKENS, Prompt, Session
 from denim.engine.loading import LoadedModel
 from denim.engine.options import EngineOptions
 from denim.engine.prompts import ReadPrompt
+from denim.ledger.reload import DISK
 from denim.memory.layout import ArenaLayout
 from denim.spec.ffn import MoEFFN
 
@@ -103,7 +104,7 @@ class Matrix:
             session: Session | None = None
             with TemporaryDirectory(prefix="denim-verify-") as folder:
                 below = {"host_memory": self._options["memory"]} if tier else {}
-                below |= {"disk_cache": folder} if tier == "files" else {}
+                below |= {"disk_cache": folder} if tier == DISK else {}
                 for check in same:
                     row = Row(check.name)
                     if not check.fits(self._loaded.spec):
