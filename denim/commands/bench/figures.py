@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from denim.commands.bench.client import Measured
 from denim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from denim.commands.bench.client import Measured
 
 PERCENTILES = (50, 90, 99)
 LIMITS = ("ttft", "itl", "e2e")

@@ -18,13 +18,21 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from denim.commands.bench.client import Api, Measured
 from denim.commands.bench.figures import PERCENTILES, figures, first_token, per_token, whole_answer
-from denim.commands.bench.load import Server, meet, run
 from denim.commands.bench.workload import Wishes, sessions_of
 from denim.commands.picture import need_folder, need_matplotlib, new_figure, write
 from denim.errors import ConfigError
 from denim.ledger.units import seconds_text
+
+try:
+    import httpx
+
+    from denim.commands.bench.client import Api, Measured
+    from denim.commands.bench.load import Server, meet, run
+except ImportError as error:
+    raise ConfigError(
+        f"denim bench needs {error.name}; install it with: pip install 'denim-llm[bench]'"
+    ) from error
 
 NAME = "bench-serve"
 ROWS = (
@@ -55,10 +63,6 @@ def bench_serve(
     Raises ConfigError for a server that does not answer, a folder that cannot be made, a package that is
     missing, and when no request at all was completed.
     """
-    try:
-        import httpx
-    except ImportError as error:
-        raise ConfigError(f"denim bench needs {error.name}: pip install 'denim-llm[bench]'") from error
     if concurrency is not None and concurrency < 1:
         raise ConfigError(f"--concurrency is {concurrency}; it must be at least 1")
     if not timeout > 0:
@@ -102,8 +106,6 @@ def base_of(url: str) -> str:
 
 async def first_model(client: Any, base_url: str, key: str | None) -> str:
     """The first model that the server names. Raises ConfigError where it names none."""
-    import httpx
-
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         reply = await client.get(f"{base_url}/models", headers=headers)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -171,3 +173,16 @@ def test_what_cannot_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("given", ["127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1/"])
 def test_addresses(given: str) -> None:
     assert base_of(given) == "http://127.0.0.1:8000/v1"
+
+
+def test_without_the_libraries() -> None:
+    code = "import sys; sys.modules['httpx'] = None; from denim.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "bench", "serve"],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "denim: denim bench needs httpx; install it with: pip install 'denim-llm[bench]'\n"
