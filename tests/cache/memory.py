@@ -16,20 +16,8 @@ from denim.cache.prefix_cache import Hit, Lease, Namespace, PrefixCache
 from denim.cache.spacing import OverlapDepths
 from denim.cache.tree import PrefixTree
 from denim.memory.arena import Arena
-from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass
-
-PAGE_SIZE = 4
-
-
-def make_layout(pages: int = 4, slots: int = 1) -> ArenaLayout:
-    """So many pages and slots per slab; 0 leaves the class out."""
-    slab = 256 * max(pages, 1) * max(slots, 1)
-    classes = tuple(
-        SizeClass(name, slab // count, slab // count, count)
-        for name, count in ((PAGE, pages), (SLOT, slots))
-        if count
-    )
-    return ArenaLayout(PAGE_SIZE, slab, classes, (), ())
+from denim.memory.layout import PAGE, SLOT, ArenaLayout
+from tests.memory.layouts import PAGE_SIZE, make_layout
 
 
 class Clock:

@@ -17,7 +17,7 @@ from denim.cache.prefix_cache import Namespace
 from denim.cache.tier import Tier
 from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass
 from denim.memory.prefix_files import PrefixFiles
-from tests.cache.memory import PAGE_SIZE
+from tests.memory.layouts import PAGE_SIZE
 
 PAGE_BYTES, SLOT_BYTES = 64, 200
 SPACE = Namespace()

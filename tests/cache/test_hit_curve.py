@@ -15,7 +15,7 @@ from denim.cache.recorded_trace import BLOCK, OWN_TOKENS, read_trace
 from denim.errors import CheckpointError, ConfigError
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
 from denim.spec.reader import read_spec
-from tests.cache.memory import make_layout
+from tests.memory.layouts import make_layout
 from tests.spec.configs import qwen3_5_0_8b
 
 SPEC = read_spec(qwen3_5_0_8b(), dtype="bfloat16")

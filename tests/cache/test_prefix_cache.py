@@ -9,7 +9,8 @@ from denim.cache.node import as_tokens
 from denim.cache.positions import JUNCTION, PROMPT_END
 from denim.cache.prefix_cache import Namespace
 from denim.memory.layout import SLOT
-from tests.cache.memory import World, make_layout
+from tests.cache.memory import World
+from tests.memory.layouts import make_layout
 
 
 def test_the_same_prompt_again_computes_one_token() -> None:

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from denim.cache.positions import KINDS
 from denim.cache.prefix_cache import Namespace
-from tests.cache.memory import Running, World, make_layout
+from tests.cache.memory import Running, World
+from tests.memory.layouts import make_layout
 
 SPACES = [Namespace(), Namespace(), Namespace(), Namespace("a"), Namespace(None, 7)]
 # Few symbols and short stems: prompts share prefixes, split edges, end inside pages and on their borders.

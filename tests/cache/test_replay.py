@@ -5,7 +5,8 @@ import pytest
 from denim.cache.node import as_tokens
 from denim.cache.replay import Clock, TraceRequest, replay
 from denim.memory.layout import PAGE, SLOT
-from tests.cache.memory import World, make_layout
+from tests.cache.memory import World
+from tests.memory.layouts import make_layout
 
 
 def chat(sessions: int, turns: int) -> list[TraceRequest]:

@@ -14,7 +14,8 @@ from denim.ledger.flops import prefill_flops
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
 from denim.spec.reader import read_spec
-from tests.cache.memory import Clock, make_layout
+from tests.cache.memory import Clock
+from tests.memory.layouts import make_layout
 from tests.spec.configs import qwen3_5_0_8b
 
 SPEC = read_spec(qwen3_5_0_8b(), dtype="bfloat16")

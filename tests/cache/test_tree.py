@@ -8,7 +8,7 @@ from denim.cache.node import Checkpoint, as_tokens
 from denim.cache.tree import PrefixTree, common_length
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT
-from tests.cache.memory import PAGE_SIZE, make_layout
+from tests.memory.layouts import PAGE_SIZE, make_layout
 
 
 @pytest.fixture

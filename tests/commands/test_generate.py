@@ -33,13 +33,11 @@ class Scripted:
     def __init__(self, between: Any, finish_reason: str = "stop") -> None:
         self.between = between
         self.finish_reason = finish_reason
-        self.closed_after = 0
 
     def stream(self, prompt: Any, params: SamplingParams) -> Iterator[StreamDelta]:
         for number, word in enumerate(["one ", "two ", "three "]):
             if number == 2:
                 self.between()
-            self.closed_after = number + 1
             yield StreamDelta(
                 "r", 0, word, [number], finish_reason=self.finish_reason if number == 2 else None
             )

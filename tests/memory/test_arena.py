@@ -11,18 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from denim.errors import CheckpointError
 from denim.memory.arena import Arena, Tag
-from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass
-
-
-def make_layout(pages: int, slots: int) -> ArenaLayout:
-    """A layout with so many pages and slots per slab; 0 leaves the class out."""
-    slab = 256 * max(pages, 1) * max(slots, 1)
-    classes = tuple(
-        SizeClass(name, slab // count, slab // count, count)
-        for name, count in ((PAGE, pages), (SLOT, slots))
-        if count
-    )
-    return ArenaLayout(4, slab, classes, (), ())
+from denim.memory.layout import PAGE, SLOT
+from tests.memory.layouts import make_layout
 
 
 def test_ids_name_their_slab():

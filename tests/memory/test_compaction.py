@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from denim.memory.arena import Arena, Tag
 from denim.memory.compaction import Compactor, Move
 from denim.memory.layout import PAGE, SLOT
-from tests.memory.test_arena import make_layout
+from tests.memory.layouts import make_layout
 
 
 class Table:

@@ -176,9 +176,9 @@ def test_a_row_that_is_told_wrongly_is_seen(files: PrefixFiles) -> None:
     write(files)
     path = files.directory / "000000000003-state.safetensors"
     content = path.read_bytes()
-    told = rb'\"pages\": [[3, 0, 3]]'
+    told = rb"\"pages\": [[3, 0, 3]]"
     assert content.count(told) == 1
-    path.write_bytes(content.replace(told, rb'\"pages\": [[3, 1, 3]]'))
+    path.write_bytes(content.replace(told, rb"\"pages\": [[3, 1, 3]]"))
     found, _, passed = files.scan()
     assert not found and "what it says of itself does not have its checksum" in passed[0]
     with pytest.raises(CheckpointError, match="what it says of itself"):

@@ -11,7 +11,8 @@ import pytest
 from denim.cache.prefix_cache import Namespace
 from denim.memory.layout import PAGE, SLOT
 from denim.scheduler.request import UNKNOWN, Family, Request
-from tests.scheduler.toy import VOCABULARY, ToyEngine, expected_tokens, make_layout
+from tests.memory.layouts import make_layout
+from tests.scheduler.toy import VOCABULARY, ToyEngine, expected_tokens
 
 
 def engine_of(policy: str = "auto", **options: Any) -> ToyEngine:

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from denim.errors import RequestError
 from denim.scheduler.request import Family
-from tests.scheduler.toy import VOCABULARY, ToyEngine, make_layout
+from tests.memory.layouts import make_layout
+from tests.scheduler.toy import VOCABULARY, ToyEngine
 
 LAYOUTS = [(5, 1), (3, 2), (1, 4), (2, 1), (4, 0), (0, 2)]
 SWAP_BYTES = [0, 4_000, 20_000, 10**9]

@@ -8,7 +8,8 @@ from denim.errors import ConfigError, RequestError
 from denim.memory.layout import PAGE, SLOT
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.request import Family, Status
-from tests.scheduler.toy import PAGE_SIZE, ToyEngine, expected_tokens, make_layout
+from tests.memory.layouts import PAGE_SIZE, make_layout
+from tests.scheduler.toy import ToyEngine, expected_tokens
 
 
 def prompt_of(n: int, seed: int = 1) -> list[int]:

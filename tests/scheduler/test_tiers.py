@@ -10,8 +10,9 @@ import pytest
 
 from denim.cache.prefix_cache import Namespace
 from denim.scheduler.request import Family
+from tests.memory.layouts import make_layout
 from tests.scheduler.test_prefixes import chatter, prompt_of, run
-from tests.scheduler.toy import ToyEngine, make_layout
+from tests.scheduler.toy import ToyEngine
 
 HOST = 10**6
 

@@ -22,7 +22,7 @@ from denim.cache.spacing import OverlapDepths
 from denim.cache.tier import Tier
 from denim.cache.tree import PrefixTree
 from denim.memory.arena import Arena
-from denim.memory.layout import PAGE, SLOT, ArenaLayout, SizeClass
+from denim.memory.layout import PAGE, SLOT, ArenaLayout
 from denim.memory.swap import SwapSpace
 from denim.memory.transfer import Transfer
 from denim.runner.plan import Span, StepPlan
@@ -30,8 +30,8 @@ from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.request import UNKNOWN, Family, Request, Status
 from denim.scheduler.reuse import Reuse
 from denim.scheduler.scheduler import Scheduler
+from tests.memory.layouts import PAGE_SIZE, make_layout
 
-PAGE_SIZE = 4
 VOCABULARY = 97
 
 
@@ -52,17 +52,6 @@ def expected_tokens(prompt: list[int], n: int, seed: int) -> list[int]:
         tokens.append(draw(state, tuple(enumerate(tokens)), seed))
         state = chain(state, tokens[-1])
     return tokens[len(prompt) :]
-
-
-def make_layout(pages_per_slab: int = 5, slots_per_slab: int = 1) -> ArenaLayout:
-    """A layout with PAGE_SIZE tokens a page; 0 leaves a class out."""
-    slab = 256 * max(pages_per_slab, 1) * max(slots_per_slab, 1)
-    classes = tuple(
-        SizeClass(name, slab // count, slab // count, count)
-        for name, count in ((PAGE, pages_per_slab), (SLOT, slots_per_slab))
-        if count
-    )
-    return ArenaLayout(PAGE_SIZE, slab, classes, (), ())
 
 
 def open_toy_cache(
@@ -159,7 +148,7 @@ class ToyEngine:
         )
         self.retired: list[tuple[str, int]] = []
         self.arena = Arena(
-            layout or make_layout(), num_slabs, lambda name, ids: self.retired.extend((name, i) for i in ids)
+            layout or make_layout(5), num_slabs, lambda name, ids: self.retired.extend((name, i) for i in ids)
         )
         self.swap = SwapSpace(swap_bytes)
         self.host = ToyHost(delay)
