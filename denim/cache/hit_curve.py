@@ -56,11 +56,10 @@ def hit_curve(
     trace: Trace,
     sizes: Sequence[int],
     segment: int,
-    policy: str = "auto",
 ) -> list[CurvePoint]:
-    """One point for each of `sizes` in bytes. `trace` is gone through once for each. `segment`: as in
-    `open_cache`."""
-    point = partial(_point, spec, _coarse(layout), trace, segment, policy)
+    """One point for each of `sizes` in bytes, with policy "auto". `trace` is gone through once for each.
+    `segment`: as in `open_cache`."""
+    point = partial(_point, spec, _coarse(layout), trace, segment)
     if len(trace) < WORTH_PROCESSES:
         return [point(size) for size in sizes]
     with ProcessPoolExecutor(AT_ONCE) as pool:
@@ -68,11 +67,11 @@ def hit_curve(
 
 
 def _point(
-    spec: ModelSpec, layout: ArenaLayout, trace: Iterable[TraceRequest], segment: int, policy: str, size: int
+    spec: ModelSpec, layout: ArenaLayout, trace: Iterable[TraceRequest], segment: int, size: int
 ) -> CurvePoint:
     arena: Any = ByteArena(layout, size)
     clock = Clock()
-    cache = open_cache(spec, arena, arena.can_alloc, policy, segment, now=clock)
+    cache = open_cache(spec, arena, arena.can_alloc, "auto", segment, now=clock)
     reused = replay(trace, cache, arena, clock)
     flops = prefill_curve(spec)
     reused.sort(key=lambda one: flops(one.prompt) - flops(one.position))

@@ -136,9 +136,9 @@ class PrefixCache:
             for node in (lease.node, *lease.node.ancestors()):
                 node.users -= 1
 
-    def wanted(self, sighting: Sighting, policy: Policy | None = None) -> list[Wanted]:
+    def wanted(self, sighting: Sighting) -> list[Wanted]:
         """Positions inside the prompt at which checkpoints should be saved, in order."""
-        return (policy or self.policy).positions(sighting, self.grid)
+        return self.policy.positions(sighting, self.grid)
 
     # A request leaves something behind
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from denim.cache.eviction import GreedyDual, LeastRecent, Order, Worth
+from denim.cache.eviction import Worth
 from denim.cache.expected import Expected
 from denim.cache.positions import POLICIES, Grid
 from denim.cache.prefix_cache import HasRoom, PrefixCache
@@ -34,12 +34,6 @@ IDS_FACTOR = 4
 
 SHOWN_LENGTHS = (1024, 8192, 65536)
 """Prefix lengths of the start-up line."""
-
-ORDERS: dict[str, Callable[[Worth, Callable[[], float]], Order]] = {
-    "expected": Expected,
-    "greedy dual": lambda worth, now: GreedyDual(worth),
-    "lru": lambda worth, now: LeastRecent(),
-}
 
 
 def prefill_curve(spec: ModelSpec, chunk: int = CHUNK) -> Callable[[int], float]:
@@ -71,11 +65,10 @@ def open_cache(
     policy: str,
     segment: int,
     chunk: int = CHUNK,
-    order: str = "expected",
     now: Callable[[], float] = monotonic,
 ) -> PrefixCache:
-    """An empty cache over `arena`. `policy` and `order` are names of `POLICIES` and `ORDERS`; `segment`: the
-    most tokens that are prefilled in one step; `now` gives seconds."""
+    """An empty cache over `arena`. `policy` is a name of `POLICIES`; `segment`: the most tokens that are
+    prefilled in one step; `now` gives seconds."""
     layout = arena.layout
     page, slot = (layout.size_class(name).stride if layout.has(name) else 0 for name in (PAGE, SLOT))
     slots = arena.num_slabs * (layout.size_class(SLOT).count if layout.has(SLOT) else 1)
@@ -85,7 +78,7 @@ def open_cache(
     flops = prefill_curve(spec, chunk)
     worth = Worth(tree, flops, page, slot)
     grid = Grid(block, segment, chunk, OverlapDepths(SPACED_EACH * block if slot else 0))
-    return PrefixCache(arena, tree, ORDERS[order](worth, now), POLICIES[policy], grid, flops, has_room)
+    return PrefixCache(arena, tree, Expected(worth, now), POLICIES[policy], grid, flops, has_room)
 
 
 def open_tier(
@@ -95,7 +88,6 @@ def open_tier(
     capacity: int,
     on_free: Callable[[list[int]], None],
     chunk: int = CHUNK,
-    order: str = "expected",
     now: Callable[[], float] = monotonic,
     has_room: HasRoom | None = None,
 ) -> Tier:
@@ -107,7 +99,7 @@ def open_tier(
         capacity,
         tokens,
         prefill_curve(spec, chunk),
-        lambda worth: ORDERS[order](worth, now),
+        lambda worth: Expected(worth, now),
         on_free,
         has_room,
     )

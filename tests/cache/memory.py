@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from denim.cache.eviction import Order, Worth
-from denim.cache.expected import Expected
+from denim.cache.eviction import Worth
 from denim.cache.node import Tokens, as_tokens
 from denim.cache.positions import POLICIES, PROMPT_END, Grid
 from denim.cache.prefix_cache import Hit, Lease, Namespace, PrefixCache
@@ -17,6 +16,7 @@ from denim.cache.spacing import OverlapDepths
 from denim.cache.tree import PrefixTree
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
+from tests.cache.orders import ORDERS
 from tests.memory.layouts import PAGE_SIZE, make_layout
 
 
@@ -63,7 +63,7 @@ class World:
             self.layout.size_class(name).stride if self.layout.has(name) else 0 for name in (PAGE, SLOT)
         )
         worth = Worth(tree, lambda tokens: tokens + tokens**2 / 100, page, slot)
-        self.order = make_order(order, worth, self.clock)
+        self.order = ORDERS[order](worth, self.clock)
         self.cache = PrefixCache(
             self.arena,
             tree,
@@ -206,13 +206,3 @@ class World:
             node.checkpoint.slot for node in self.cache.tree.nodes() if node.checkpoint is not None
         } - {-1}
         assert standing == set(self.saved)
-
-
-def make_order(name: str, worth: Worth, clock: Clock) -> Order:
-    from denim.cache.eviction import GreedyDual, LeastRecent
-
-    return {
-        "lru": LeastRecent,
-        "greedy dual": lambda: GreedyDual(worth),
-        "expected": lambda: Expected(worth, clock),
-    }[name]()

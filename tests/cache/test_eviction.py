@@ -6,8 +6,7 @@ from denim.cache.expected import Expected
 from denim.cache.node import as_tokens
 from denim.cache.prefix_cache import Namespace
 from tests.cache.memory import World
-
-ORDERS = ["lru", "greedy dual", "expected"]
+from tests.cache.orders import ORDERS
 
 
 def at(world: World, tokens: list[int]):

@@ -17,7 +17,6 @@ from denim.cache.eviction import Worth
 from denim.cache.lower_tiers import LowerTiers, Sources
 from denim.cache.positions import POLICIES, Grid
 from denim.cache.prefix_cache import HasRoom, Namespace, PrefixCache
-from denim.cache.sizing import ORDERS
 from denim.cache.spacing import OverlapDepths
 from denim.cache.tier import Tier
 from denim.cache.tree import PrefixTree
@@ -30,6 +29,7 @@ from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.request import UNKNOWN, Family, Request, Status
 from denim.scheduler.reuse import Reuse
 from denim.scheduler.scheduler import Scheduler
+from tests.cache.orders import ORDERS
 from tests.memory.layouts import PAGE_SIZE, make_layout
 
 VOCABULARY = 97
