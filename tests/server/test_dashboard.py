@@ -116,6 +116,8 @@ def test_a_chat_shows_what_each_turn_took_from_the_cache(dashboard: Live, stats,
     assert sum(prompts) == after["query_tokens"] - before["query_tokens"]
     assert 0 < cached[1] < cached[2] and cached[1] > prompts[0] / 2
     expect(turns[2].locator(".usage")).to_contain_text(f"{cached[2]} cached of {prompts[2]} prompt tokens")
+    drawn = turns[2].locator(".strip").evaluate("bar => bar.firstChild.offsetWidth / bar.clientWidth")
+    assert drawn == pytest.approx(cached[2] / prompts[2], abs=0.02)
     page.get_by_role("button", name="New conversation").click()
     expect(page.locator(".turn")).to_have_count(0)
 

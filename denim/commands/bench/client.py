@@ -87,7 +87,7 @@ async def ask(
         await _stream(client, api, api.body(messages, max_tokens), measured, begun)
         if measured.error is None and not measured.pieces:
             measured.error = "an answer without any text"
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         measured.error = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
     measured.ended = time.perf_counter() - begun
     return measured

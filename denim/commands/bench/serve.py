@@ -111,7 +111,7 @@ async def first_model(client: Any, base_url: str, key: str | None) -> str:
         reply = await client.get(f"{base_url}/models", headers=headers)
         reply.raise_for_status()
         return str(reply.json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{base_url}/models names no model ({error}); give --model") from error
 
 

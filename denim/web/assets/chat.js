@@ -51,10 +51,11 @@ export function startChat() {
     const cached = told.prompt_tokens_details.cached_tokens;
     turn.dataset.prompt = told.prompt_tokens;
     turn.dataset.cached = cached;
-    const width = `${(100 * cached) / told.prompt_tokens}%`;
+    const share = (100 * cached) / told.prompt_tokens;
     place.replaceChildren(
       element("div", { class: "strip", title: "share of the prompt that came from the cache" },
-        element("i", { class: "cached", style: { width } }), element("i", { class: "computed", style: { width: "100%" } })),
+        element("i", { class: "cached", style: { width: `${share}%` } }),
+        element("i", { class: "computed", style: { width: `${100 - share}%` } })),
       element("span", {}, element("b", {}, `${cached} cached`), ` of ${told.prompt_tokens} prompt tokens`),
       element("span", {}, `${told.completion_tokens} generated`),
       element("span", {}, first === null ? "" : `first after ${Math.round(first)} ms`));

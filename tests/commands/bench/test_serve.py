@@ -166,6 +166,10 @@ def test_what_cannot_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
             bench(url, capsys, timeout=0.0)
     with pytest.raises(ConfigError, match="names no model"):
         bench(url, capsys)
+    with pytest.raises(ConfigError, match="Invalid port: ':::'"):
+        bench("::::", capsys)
+    with pytest.raises(ConfigError, match="cannot be measured with model 'x': InvalidURL"):
+        bench("::::", capsys, model="x")
     with pytest.raises(ConfigError, match="cannot be measured with model 'x': ConnectError"):
         bench(url, capsys, model="x")
 
