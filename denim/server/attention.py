@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -45,10 +44,9 @@ async def attended(
             if late is not None and late[0] <= time.monotonic():
                 raise ApiError(504, f"the answer is not there within the server's {late[1]}")
     finally:
-        for part in (task, gone):
-            part.cancel()
-            with suppress(BaseException):
-                await part
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _left(receive: Receive) -> None:

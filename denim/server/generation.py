@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -166,6 +166,4 @@ async def _merged(
     finally:
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            with suppress(BaseException):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,6 +10,8 @@ from typing import Any
 
 from prometheus_client import Histogram
 
+from denim.ledger.units import seconds_text
+
 SHARES = (0.5, 0.9, 0.99)
 
 
@@ -25,9 +27,7 @@ def bars_of(histogram: Histogram) -> dict[str, Any]:
         "count": f"{total:,}",
         "bars": [
             {
-                "label": seconds_text(bounds[i])
-                if bounds[i] is not None
-                else f"> {seconds_text(bounds[i - 1])}",
+                "label": _bound_text(bounds, i),
                 "count": counts[i],
                 "height": f"{100 * counts[i] / highest:.2f}%",
             }
@@ -58,14 +58,19 @@ def buckets(histogram: Histogram) -> tuple[list[float | None], list[int]]:
 def percentile_text(bounds: list[float | None], counts: list[int], share: float) -> str:
     """ "≤ 25 ms": the bound of the bucket that the share's value is in."""
     wanted, below = share * sum(counts), 0
-    for i, (bound, count) in enumerate(zip(bounds, counts, strict=True)):
+    for i, count in enumerate(counts):
         below += count
         if below >= wanted and count:
-            return f"≤ {seconds_text(bound)}" if bound is not None else f"> {seconds_text(bounds[i - 1])}"
+            text = _bound_text(bounds, i)
+            return text if bounds[i] is None else f"≤ {text}"
     return "none"
 
 
-def seconds_text(seconds: float | None) -> str:
-    """Three digits in s or ms."""
-    assert seconds is not None
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+def _bound_text(bounds: list[float | None], bucket: int) -> str:
+    """ "25 ms": its upper bound; "> 5 s" for the last, which has none."""
+    bound = bounds[bucket]
+    if bound is not None:
+        return seconds_text(bound)
+    below = bounds[bucket - 1]
+    assert below is not None
+    return f"> {seconds_text(below)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -100,10 +101,19 @@ def test_what_is_allowed() -> None:
 
 
 def test_a_long_list_of_tokens_is_read_quickly() -> None:
+    """In a few times what Python's own reader takes; a look at the path of each would take far longer."""
     body = json.dumps({"prompt": list(range(500_000))}).encode()
-    start = time.perf_counter()
-    parse_json(body)
-    assert time.perf_counter() - start < 2
+    assert seconds(parse_json, body) < 20 * seconds(json.loads, body)
+
+
+def seconds(read: Callable[[bytes], Any], body: bytes) -> float:
+    """Of this thread's processor, at best."""
+    times = []
+    for _ in range(3):
+        start = time.thread_time()
+        read(body)
+        times.append(time.thread_time() - start)
+    return min(times)
 
 
 def test_a_body_that_is_too_large(server: Live) -> None:

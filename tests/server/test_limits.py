@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,9 @@ from denim.server.errors import ApiError
 from denim.server.limits import Gate
 from denim.server.options import ServerOptions
 from tests.server.live import Live, live
+from tests.server.patience import until
 from tests.server.scripted import ScriptedEngine
+from tests.server.slow_reader import slow_reader
 
 ASK: dict[str, Any] = {"prompt": "x", "max_tokens": 100}
 
@@ -31,14 +32,6 @@ def script(tmp_path: Path) -> ScriptedEngine:
 def client_of(server: Live) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=20) as client:
         yield client
-
-
-def until(happened: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if happened():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it does not happen")
 
 
 @contextmanager
@@ -84,13 +77,12 @@ def test_every_completion_takes_a_place(script: ScriptedEngine) -> None:
 def test_the_queue_is_what_has_no_token_yet(script: ScriptedEngine) -> None:
     script.say("x", pause=30.0)
     with live(script, max_queue=1) as server, client_of(server) as client:
-        waiting = threading.Thread(target=_post_quietly, args=(server.url,))
-        waiting.start()
+        waiting = slow_reader(server.url, ASK)
         until(lambda: server.serving.gate.waiting == 1)
         response = client.post("/v1/completions", json=ASK)
         assert response.status_code == 429
         assert "max_queue=1" in response.json()["error"]["message"]
-    waiting.join(20)
+        waiting.close()
 
 
 def _post_quietly(url: str) -> None:
@@ -125,7 +117,7 @@ def test_the_first_token_is_late(script: ScriptedEngine) -> None:
 
 def test_the_last_token_is_late(script: ScriptedEngine) -> None:
     script.say("some words", ends=None, pause=0.01)
-    options = {"request_timeout": 0.6, "first_token_timeout": 0.3}
+    options = {"request_timeout": 1.2, "first_token_timeout": 1.1}
     with live(script, **options) as server, client_of(server) as client:
         response = client.post("/v1/completions", json=ASK)
         assert response.status_code == 504
