@@ -25,6 +25,7 @@ from denim.memory.layout import PAGE, SLOT, TENSOR_ALIGN, ArenaLayout, smallest_
 from denim.spec.model import ModelSpec
 
 PAGE_SIZE = 16  # tokens; the engine's default
+MOST_DRAFTED = min(DEFAULT_BATCHED_TOKENS.values())  # a step that verifies drafts applies one token more
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class CapacityPlan:
         beside each device for checkpoints that leave its arena, whose states are kept in `checkpoint_dtype`.
         Raises ConfigError for what cannot be, CapacityError when weights or one request do not fit.
         """
-        if drafts < 0:
-            raise ConfigError(f"--drafts is {drafts}; it must be 0 or more")
+        if not 0 <= drafts < MOST_DRAFTED:
+            raise ConfigError(f"--drafts is {drafts}; it must be 0 or more, and less than {MOST_DRAFTED:,}")
         if checkpoint_dtype not in CHECKPOINT_DTYPES:
             supported = ", ".join(CHECKPOINT_DTYPES)
             raise ConfigError(f"--checkpoint-dtype is {checkpoint_dtype!r}; supported: {supported}")

@@ -13,6 +13,8 @@ from typing import Any
 
 from denim.errors import ConfigError
 
+MOST_LAYERS = 10_000  # some fifty times the deepest published model; a typing error, not a model, has more
+
 # Keys of transformers' base config, of its training and of common tools that do not touch the arithmetic.
 HARMLESS = frozenset(
     {
@@ -71,6 +73,13 @@ class Fields:
     def positive_int(self, key: str, default: int | None = None) -> int:
         """Raises ConfigError unless the value, or else `default`, is an integer of at least 1."""
         return self.integer(key, default, least=1)
+
+    def layer_count(self) -> int:
+        """`num_hidden_layers`. Raises ConfigError unless it is an integer from 1 to MOST_LAYERS."""
+        count = self.positive_int("num_hidden_layers")
+        if count > MOST_LAYERS:
+            raise self.error("num_hidden_layers", f"at most {MOST_LAYERS:,}")
+        return count
 
     def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
         value = self.get(key)

@@ -61,7 +61,7 @@ def read_moe(fields: Fields) -> MoEFFN:
 
 def read_pattern(fields: Fields) -> str:
     """One letter a layer, from layer_types, from full_attention_interval, or from both if they agree."""
-    count = fields.positive_int("num_hidden_layers")
+    count = fields.layer_count()
     interval = fields.positive_int("full_attention_interval", default=DEFAULT_INTERVAL)
     regular = "".join("L" if (i + 1) % interval else "F" for i in range(count))
     if "layer_types" not in fields:

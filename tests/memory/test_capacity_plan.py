@@ -84,8 +84,9 @@ def test_what_cannot_be_is_refused() -> None:
         CapacityPlan.of(spec, H200)
     with pytest.raises(CapacityError, match="too little for one request"):
         CapacityPlan.of(spec, H200, memory=MIB)
-    with pytest.raises(ConfigError, match="--drafts is -1"):
-        CapacityPlan.of(spec, H200, drafts=-1)
+    for drafts in (-1, 2048, 10**20):
+        with pytest.raises(ConfigError, match=f"--drafts is {drafts}; .* less than 2,048"):
+            CapacityPlan.of(spec, H200, drafts=drafts)
     plan = CapacityPlan.of(read_spec(qwen3_5_0_8b()), H200, memory=64 * MIB)
     assert plan.longest_request == (64 * MIB // plan.layout.slab_bytes - 1) * 100 * 16
     with pytest.raises(ConfigError, match=f"9,999 tokens.*at most {plan.longest_request:,}"):

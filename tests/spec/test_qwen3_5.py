@@ -274,6 +274,7 @@ def test_missing_key_is_named(key: str) -> None:
         ({"hidden_size": 0}, "'hidden_size' is 0; supported: an integer of at least 1"),
         ({"hidden_size": True}, "'hidden_size' is True"),
         ({"num_hidden_layers": "24"}, "'num_hidden_layers' is '24'"),
+        ({"num_hidden_layers": 10**9}, "'num_hidden_layers' is 1000000000; supported: at most 10,000"),
         ({"head_dim": 25.6}, r"'head_dim' is 25\.6"),
         ({"rms_norm_eps": -1}, "'rms_norm_eps' is -1"),
         (

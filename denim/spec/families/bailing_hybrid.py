@@ -73,7 +73,7 @@ def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
         fields.demand(key, supported)
     fields.ignore(*UNUSED)
 
-    count = fields.positive_int("num_hidden_layers")
+    count = fields.layer_count()
     attention = read_latent_attention(fields, gated=True)
     fields.demand("rotary_dim", [attention.rope_dim])
     context = fields.positive_int(one_of(fields, MAX_POSITION))

@@ -71,7 +71,7 @@ def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
 
 def _pattern(fields: Fields) -> str:
     """One letter a layer, from attn_layer_indices; a list of layer types beside it must say the same."""
-    count = fields.positive_int("num_hidden_layers")
+    count = fields.layer_count()
     indices = fields.get("attn_layer_indices") or []
     if not isinstance(indices, list) or not all(i in range(count) for i in indices):
         raise fields.error("attn_layer_indices", f"a list of layers from 0 to {count - 1}")

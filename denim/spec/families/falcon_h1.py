@@ -68,7 +68,7 @@ def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
     linear = replace(read_mamba2(fields, hidden), gate_norm=fields.flag("mamba_rms_norm", default=False))
     mixer = Parallel(FullAttention(heads, kv_heads, head_dim, rotary_dim), linear)
     ffn = DenseFFN(fields.positive_int("intermediate_size"))
-    count = fields.positive_int("num_hidden_layers")
+    count = fields.layer_count()
     for key in ("layers_block_type", "layer_types"):
         fields.demand(key, [["hybrid"] * count])
     spec = ModelSpec(

@@ -51,7 +51,7 @@ def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
     fields.choice("hidden_act", ["silu"], default="silu")
     fields.ignore("init_method")
 
-    count = fields.positive_int("num_hidden_layers")
+    count = fields.layer_count()
     pattern = (
         read_layer_types(fields, "layer_types", KINDS, count) if "layer_types" in fields else "L" * count
     )

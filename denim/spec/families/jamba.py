@@ -39,7 +39,7 @@ def read_jamba(config: Mapping[str, Any], dtype: str, state_dtype: str) -> Model
     fields.ignore("num_logits_to_keep", "calc_logits_for_entire_prompt")
 
     hidden = fields.positive_int("hidden_size")
-    count = fields.positive_int("num_hidden_layers")
+    count = fields.layer_count()
     heads, kv_heads = read_head_counts(fields)
     mixers: dict[bool, Mixer] = {
         True: FullAttention(heads, kv_heads, read_head_dim(fields, heads), rotary_dim=0),

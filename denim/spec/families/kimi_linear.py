@@ -38,7 +38,7 @@ def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
     fields.demand("num_nextn_predict_layers", [0])
     fields.ignore("rope_theta", "rope_scaling", "rope_parameters", "head_dim", "pretraining_tp")
 
-    count = fields.positive_int("num_hidden_layers")
+    count = fields.layer_count()
     linear, pattern = _linear_layers(fields, count)
     mixers: dict[str, Mixer] = {"L": linear, "F": read_latent_attention(fields, gated=False)}
     ffns = read_ffns(fields, count)

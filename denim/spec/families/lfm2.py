@@ -132,7 +132,7 @@ def _inner_width(fields: Fields, config: Mapping[str, Any]) -> int:
 
 def _pattern(fields: Fields) -> str:
     """One letter a layer, from layer_types, from full_attn_idxs, or from both if they agree."""
-    count = fields.positive_int("num_hidden_layers")
+    count = fields.layer_count()
     indices = fields.get("full_attn_idxs")
     by_index = None
     if indices is not None:

@@ -68,7 +68,7 @@ def _read(fields: Fields, family: str, dtype: str, state_dtype: str) -> ModelSpe
         family=family,
         hidden_size=hidden,
         vocab_size=fields.positive_int("vocab_size"),
-        layers=(Layer(mixer, NoFFN()),) * fields.positive_int("num_hidden_layers"),
+        layers=(Layer(mixer, NoFFN()),) * fields.layer_count(),
         rope=None,
         norm_eps=fields.number("layer_norm_epsilon", default=1e-5),
         tie_embeddings=fields.flag("tie_word_embeddings", default=True),

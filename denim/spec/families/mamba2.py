@@ -54,7 +54,7 @@ def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
         family="mamba2",
         hidden_size=hidden,
         vocab_size=fields.positive_int("vocab_size"),
-        layers=(Layer(mixer, NoFFN()),) * fields.positive_int("num_hidden_layers"),
+        layers=(Layer(mixer, NoFFN()),) * fields.layer_count(),
         rope=None,
         norm_eps=fields.number("layer_norm_epsilon"),
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),

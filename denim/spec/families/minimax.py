@@ -98,7 +98,7 @@ def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
 
 def _pattern(fields: Fields) -> str:
     """One letter a layer, from either list, or from both if they agree."""
-    count = fields.positive_int("num_hidden_layers")
+    count = fields.layer_count()
     stated = {
         key: read_layer_types(fields, key, letters, count)
         for key, letters in PATTERN_KEYS.items()

@@ -107,7 +107,7 @@ def _gated_delta_net(fields: Fields, heads: int) -> GatedDeltaNet:
 
 def _pattern(fields: Fields) -> str:
     """One letter a layer; without layer_types the last layer is attention if no other would be."""
-    count = fields.positive_int("num_hidden_layers")
+    count = fields.layer_count()
     if "layer_types" in fields:
         return read_layer_types(fields, "layer_types", LAYER_LETTERS, count)
     regular = "".join("L" if (i + 1) % DEFAULT_INTERVAL else "F" for i in range(count))

@@ -100,7 +100,7 @@ def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
         raise fields.error(
             "num_key_value_heads", "as many as num_attention_heads, where attention has adapters"
         )
-    pattern = read_layer_types(fields, "layers_block_type", KINDS, fields.positive_int("num_hidden_layers"))
+    pattern = read_layer_types(fields, "layers_block_type", KINDS, fields.layer_count())
     fields.demand("hybrid_layer_ids", [[i for i, kind in enumerate(pattern) if kind == "P"]])
     layers = []
     for i, kind in enumerate(pattern):
