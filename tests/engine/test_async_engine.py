@@ -17,6 +17,7 @@ from denim.engine.core import EngineCore
 from denim.engine.outputs import StreamDelta
 from tests.exactness.harness import tokens_of
 from tests.exactness.judge import Judge
+from tests.in_use import in_use
 from tests.tiny import VOCAB
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -40,11 +41,10 @@ def play(folder: Path, scene: Scene, **options: Any) -> Any:
 
 
 async def idle(engine: AsyncEngine) -> None:
-    """Wait, at most a second (AB-03), until nothing runs and nothing is held."""
+    """Nothing runs and nothing is held, at the latest when it was asked a hundred times (AB-03)."""
     for _ in range(100):
         stats = await engine.stats()
-        held = [stats[kind]["used"] for kind in ("slabs", "pages", "slots")]
-        if not any([*held, stats["running"], stats["waiting"], stats["swapped"]]):
+        if not in_use(stats):
             break
         await asyncio.sleep(0.01)
     else:

@@ -29,6 +29,7 @@ from denim.engine import (
 from denim.server import engine_client
 from denim.server.engine_client import EngineClient
 from denim.spec.config_file import embedded_model
+from tests.in_use import in_use
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "memory": "48MiB", "max_model_len": 1024, "debug": True}
 PROMPT = "Fellow citizens of the Senate"
@@ -92,14 +93,9 @@ def alone(folder: Path | None, scene: Callable[[EngineClient], Awaitable[Any]]) 
     return result
 
 
-def held(stats: dict[str, Any]) -> int:
-    in_memory = [stats[kind]["used"] for kind in ("slabs", "pages", "slots")]
-    return sum([*in_memory, stats["running"], stats["waiting"], stats["swapped"]])
-
-
 async def idle(engine: EngineClient) -> None:
     """Everything is free at once, in the answer to the next question."""
-    assert held(await engine.stats()) == 0
+    assert in_use(await engine.stats()) == 0
     assert engine._waiting.idle
 
 
@@ -180,7 +176,7 @@ def test_what_leaves_is_gone_within_one_step(stage: Stage) -> None:
         await running.aclose()
         await accepted.aclose()
         stats = await engine.stats()
-        assert held(stats) == 0
+        assert in_use(stats) == 0
         await asyncio.sleep(0.05)
         assert (await engine.stats())["steps"] == stats["steps"]
         assert [delta async for delta in running] == []
@@ -194,7 +190,7 @@ def test_abort_by_id_gives_a_last_delta(stage: Stage) -> None:
         await anext(stream)
         await engine.abort("mine")
         await engine.abort("nobody")
-        assert held(await engine.stats()) == 0
+        assert in_use(await engine.stats()) == 0
         assert [delta.finish_reason async for delta in stream][-1] == "abort"
 
     stage.play(scene)

@@ -18,6 +18,7 @@ import pytest
 
 from bench.raw_client import request
 from bench.served import HOST, Served
+from tests.in_use import in_use
 from tests.server.patience import PATIENCE, until
 
 MODEL = ["--device", "cpu", "--memory", "48MiB", "--max-model-len", "1024", "--max-num-seqs", "8"]
@@ -53,9 +54,7 @@ def metric(served: Served, name: str) -> float:
 
 
 def idle(served: Served) -> bool:
-    now = stats(served)
-    held = [now[kind]["used"] for kind in ("slots", "pages", "slabs")]
-    return not any([*held, *(now[queue] for queue in ("running", "waiting", "swapped"))])
+    return in_use(stats(served)) == 0
 
 
 def hang_up_after(served: Served, body: dict[str, Any], seconds: float) -> None:

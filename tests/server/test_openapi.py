@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,9 @@ import httpx
 import pytest
 
 from denim import AsyncEngine
+from tests.in_use import in_use
 from tests.server.live import Live, live
+from tests.server.patience import until
 
 CHECKS = (
     "not_a_server_error",
@@ -60,14 +61,7 @@ def fuzz(server: Live, folder: Path, *arguments: str) -> int:
 
 
 def assert_nothing_is_held(server: Live) -> None:
-    for _ in range(200):
-        stats = httpx.get(f"{server.url}/stats").json()
-        used = [stats[kind]["used"] for kind in ("slabs", "pages", "slots")]
-        if not any([*used, stats["running"], stats["waiting"], stats["swapped"], server.serving.gate.open]):
-            break
-        time.sleep(0.01)
-    else:
-        raise AssertionError(f"still held: {stats}, {server.serving.gate.open}")
+    until(lambda: in_use(httpx.get(f"{server.url}/stats").json()) + server.serving.gate.open == 0)
     asyncio.run(server.serving.engine.check())
 
 

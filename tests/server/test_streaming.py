@@ -17,6 +17,7 @@ import pytest
 from denim import LLM, AsyncEngine, SamplingParams
 from denim.server.attention import WRITE_TICK
 from tests.engine.byte_tokenizer import save, token_of
+from tests.in_use import in_use
 from tests.server.live import Live, live
 from tests.server.patience import until
 from tests.server.scripted import ScriptedEngine
@@ -229,12 +230,7 @@ def test_clients_that_leave_a_real_engine(babbler: Live) -> None:
                 for _ in range(5):
                     next(lines)
 
-        def idle() -> bool:
-            stats = client.get("/stats").json()
-            used = [stats[kind]["used"] for kind in ("slabs", "pages", "slots")]
-            return not any([*used, stats["running"], stats["waiting"], stats["swapped"]])
-
-        until(idle)
+        until(lambda: in_use(client.get("/stats").json()) == 0)
     assert babbler.serving.gate.open == 0
 
 
