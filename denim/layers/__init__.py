@@ -1,0 +1,1 @@
+"""The modules of which models are made."""

@@ -1,0 +1,1 @@
+"""The served families, and how their weights are read."""

@@ -1,0 +1,1 @@
+"""The rules of the linear layers, token by token and in chunks."""

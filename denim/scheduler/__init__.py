@@ -1,0 +1,1 @@
+"""The order of requests, and every decision about memory."""
