@@ -1,13 +1,13 @@
 """What stands in the prefix tree at this moment, as plain JSON values for whoever shows it.
 
-Owns the form of a snapshot: `denim cache inspect` draws it, a dashboard may. Changes nothing. Holds no token
-ids, which are users' texts, and no salts, which keep users apart.
+Owns the form of a snapshot, which `denim cache inspect` and the dashboard draw. Changes nothing. Holds no
+token ids, which are users' texts, and no salts, which keep users apart.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from denim.cache.node import Node
@@ -79,6 +79,16 @@ def snapshot(cache: PrefixCache, most: int = MOST_NODES) -> dict[str, Any]:
         "nodes": nodes,
         "left_out": seen - len(nodes),
     }
+
+
+def children_by_node(nodes: Sequence[Mapping[str, Any]]) -> dict[int | None, list[int]]:
+    """Places of a snapshot's `nodes` by that of their parent (None: below a root), the busiest first."""
+    children: dict[int | None, list[int]] = {}
+    for place, node in enumerate(nodes):
+        children.setdefault(node["parent"], []).append(place)
+    for siblings in children.values():
+        siblings.sort(key=lambda n: (-nodes[n]["running"], -nodes[n]["below"], -nodes[n]["end"]))
+    return children
 
 
 def _shown(namespace: Hashable) -> dict[str, Any]:

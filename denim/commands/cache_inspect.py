@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.tree import Tree
 
-from denim.cache.snapshot import FORM
+from denim.cache.snapshot import FORM, children_by_node
 from denim.cache.stored_snapshot import stored_snapshot
 from denim.errors import ConfigError
 from denim.ledger.units import size_text
@@ -74,11 +74,7 @@ def drawn(found: dict[str, Any], most: int) -> Tree:
     """A path that does not branch is one block of lines, what branches off is indented below it. Of `most`
     nodes the busiest branches come first."""
     nodes: list[dict[str, Any]] = found["nodes"]
-    below: dict[int | None, list[int]] = {}
-    for number, node in enumerate(nodes):
-        below.setdefault(node["parent"], []).append(number)
-    for children in below.values():
-        children.sort(key=lambda n: (-nodes[n]["running"], -nodes[n]["below"], -nodes[n]["end"]))
+    below = children_by_node(nodes)
     tree = Tree(heading(found))
     spaces = {
         number: tree.add(f"[bold]{_space_text(space)}[/]") if len(found["namespaces"]) > 1 else tree

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from denim.cache.snapshot import children_by_node
 from denim.ledger.units import size_text
 
 MOST_ROWS = 24
@@ -21,11 +22,7 @@ def rows_of(snapshot: dict[str, Any] | None) -> dict[str, Any] | None:
     if snapshot is None:
         return None
     nodes: list[dict[str, Any]] = snapshot["nodes"]
-    children: dict[int | None, list[int]] = {}
-    for number, node in enumerate(nodes):
-        children.setdefault(node["parent"], []).append(number)
-    for siblings in children.values():
-        siblings.sort(key=lambda n: (-nodes[n]["running"], -nodes[n]["below"], -nodes[n]["end"]))
+    children = children_by_node(nodes)
     longest = max((node["end"] for node in nodes), default=0)
     rows: list[list[dict[str, Any]]] = []
     waiting: list[tuple[int, int | None]] = [(n, None) for n in reversed(children.get(None, []))]
