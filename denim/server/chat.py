@@ -24,7 +24,7 @@ from denim.server.chat_schema import (
     NamedTool,
     ToolCall,
 )
-from denim.server.conversation import Conversation, conversation
+from denim.server.conversation import Conversation, conversation, options_with_effort
 from denim.server.generation import generate
 from denim.server.json_body import JsonRoute
 from denim.server.logprobs import Report
@@ -63,11 +63,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
 
 def conversation_of(body: ChatRequest) -> Conversation:
     """Raises ApiError for a message that cannot be rendered."""
-    options = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort == "none":
-        options.setdefault("enable_thinking", False)
-    elif body.reasoning_effort is not None:
-        options.setdefault("reasoning_effort", body.reasoning_effort)
+    options = options_with_effort(body.chat_template_kwargs, body.reasoning_effort)
     tools = [] if body.tool_choice == "none" else body.tools or []
     named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
     single = body.parallel_tool_calls is False

@@ -62,6 +62,17 @@ class Conversation:
         return self.options | ({"tools": self.tools} if self.tools else {})
 
 
+def options_with_effort(given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
+    """`chat_template_kwargs`, and what OpenAI's reasoning effort is to templates: "none" switches thinking
+    off, other values are passed on. What was `given` by name goes first."""
+    options = dict(given or {})
+    if effort == "none":
+        options.setdefault("enable_thinking", False)
+    elif effort is not None:
+        options.setdefault("reasoning_effort", effort)
+    return options
+
+
 MOST_MARKS = 16
 """`cache_control` marks of a conversation: each costs a rendering. Anthropic's API allows 4."""
 

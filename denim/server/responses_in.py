@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from denim.server.conversation import Conversation, prepared
+from denim.server.conversation import Conversation, options_with_effort, prepared
 from denim.server.reply_form import ToolChoice
 from denim.server.responses_schema import (
     CallItem,
@@ -38,12 +38,8 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
         }
         for tool in body.tools or ()
     ]
-    options = dict(body.chat_template_kwargs or {})
     effort = body.reasoning.effort if body.reasoning else None
-    if effort == "none":
-        options.setdefault("enable_thinking", False)
-    elif effort is not None:
-        options.setdefault("reasoning_effort", effort)
+    options = options_with_effort(body.chat_template_kwargs, effort)
     named = body.tool_choice.name if isinstance(body.tool_choice, ResponsesNamedTool) else None
     choice = ToolChoice(body.tool_choice == "required", named, body.parallel_tool_calls is False)
     return prepared(messages, [] if body.tool_choice == "none" else tools, options, choice)
