@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from denim.spec.config_file import Source, load_config, load_json
+from denim.spec.config_file import Source, config_name, load_config, load_json
 from denim.spec.fields import Fields, is_number
 
 
@@ -36,9 +36,10 @@ def read_generation_defaults(source: Source) -> GenerationDefaults:
     """
     config = load_config(source)
     nested = config.get("text_config")
-    sections = [Fields(config, "config.json")]
+    name = config_name(source)
+    sections = [Fields(config, name)]
     if isinstance(nested, dict):
-        sections.insert(0, Fields(nested, "config.json > text_config"))
+        sections.insert(0, Fields(nested, f"{name} > text_config"))
     generation = Fields(_generation_config(source), "generation_config.json")
 
     end_token_ids: list[int] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from denim.errors import ConfigError
 from denim.spec import families
-from denim.spec.config_file import Source, load_config
+from denim.spec.config_file import Source, config_name, load_config
 from denim.spec.model import ModelSpec
 
 Reader = Callable[[Mapping[str, Any], str, str], ModelSpec]
@@ -38,8 +38,12 @@ def read_spec(source: Source, *, dtype: str = "auto", state_dtype: str = "auto")
     known = readers()
     if not isinstance(kind, str) or kind not in known:
         seen = f"is {kind!r}" if kind is not None else "is missing"
-        raise ConfigError(f"config.json: 'model_type' {seen}; supported: {', '.join(sorted(known))}")
-    return known[kind](config, dtype, state_dtype)
+        name = config_name(source)
+        raise ConfigError(f"{name}: 'model_type' {seen}; supported: {', '.join(sorted(known))}")
+    try:
+        return known[kind](config, dtype, state_dtype)
+    except ConfigError as error:  # readers call every config by the name that it has in a model folder
+        raise ConfigError(str(error).replace("config.json", config_name(source), 1)) from error
 
 
 @cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from errno import EACCES
+from os import strerror
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,28 @@ def test_names_that_are_near_are_offered() -> None:
         find_config(Path("minimax-text"))
     with pytest.raises(ConfigError, match="/no/such/model does not exist; give a model folder"):
         find_config(Path("/no/such/model"))
+
+
+def test_an_organisation_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = published_configs()["Qwen3.5-0.8B"]
+    assert find_config(Path("Qwen/Qwen3.5-0.8B")) == ("Qwen3.5-0.8B", known, True)
+    assert find_config(Path("unsloth/qwen3.5-0.8b")) == ("Qwen3.5-0.8B", known, True)
+    for path in ("/Qwen3.5-0.8B", "../Qwen3.5-0.8B", "a/b/Qwen3.5-0.8B"):
+        with pytest.raises(ConfigError, match="does not exist"):
+            find_config(Path(path))
+    with pytest.raises(ConfigError, match=r"Qwen/Qwen3\.5-1B does not exist; .*such as Qwen3\.5-0\.8B"):
+        find_config(Path("Qwen/Qwen3.5-1B"))
+    (tmp_path / "Qwen" / "Qwen3.5-0.8B").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert not find_config(Path("Qwen/Qwen3.5-0.8B")).published, "what lies here goes first"
+
+
+def test_a_folder_that_may_not_be_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "stat", refuse)  # a chmod would not keep root out
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read: Permission denied; give a path"):
+        find_config(tmp_path / "config.json")
+
+
+def refuse(path: Path, **_: object) -> None:
+    raise PermissionError(EACCES, strerror(EACCES), str(path))

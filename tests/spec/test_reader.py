@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from errno import EACCES
+from os import strerror
 from pathlib import Path
 
 import pytest
 
 from denim.errors import ConfigError
-from denim.spec import read_spec
+from denim.spec import read_generation_defaults, read_spec
 from tests.spec.configs import qwen3_5_0_8b_text
 
 
@@ -54,3 +56,36 @@ def test_dtype_is_the_callers_or_the_configs() -> None:
         read_spec(config, dtype="int8")
     with pytest.raises(ConfigError, match="state_dtype is 'fp32'"):
         read_spec(config, state_dtype="fp32")
+
+
+def test_errors_name_the_file_that_was_given(tmp_path: Path) -> None:
+    mine = tmp_path / "my.json"
+    for config, told in (
+        (qwen3_5_0_8b_text() | {"hidden_size": 0}, r"my\.json: 'hidden_size' is 0"),
+        ({"model_type": "llama"}, r"my\.json: 'model_type' is 'llama'"),
+    ):
+        mine.write_text(json.dumps(config))
+        with pytest.raises(ConfigError, match=f"^{told}"):
+            read_spec(mine)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        for source in (config, tmp_path):
+            with pytest.raises(ConfigError, match=f"^{told.replace('my', 'config')}"):
+                read_spec(source)
+    mine.write_text(json.dumps(qwen3_5_0_8b_text() | {"eos_token_id": "no"}))
+    with pytest.raises(ConfigError, match=r"^my\.json: 'eos_token_id' is 'no'"):
+        read_generation_defaults(mine)
+
+
+@pytest.mark.parametrize("call", ["is_dir", "read_text"])
+def test_a_config_that_may_not_be_read(tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(qwen3_5_0_8b_text()))
+
+    def refuse(place: Path, **_: object) -> None:  # a chmod would not keep root out
+        raise PermissionError(EACCES, strerror(EACCES), str(place))
+
+    monkeypatch.setattr(Path, call, refuse)
+    with pytest.raises(
+        ConfigError, match=r"config\.json cannot be read: Permission denied; give a path that"
+    ):
+        read_spec(path)
