@@ -32,7 +32,7 @@ from denim.server.record import RequestRecord, record_of
 from denim.server.reply import Call, Reply
 from denim.server.reply_form import ToolChoice
 from denim.server.reply_parts import AnswerText, ReasoningText, ReplyPart, ToolCallArguments, ToolCallStart
-from denim.server.schema import ERRORS, STREAMED, Usage
+from denim.server.schema import ERRORS, STREAMED, Usage, usage_so_far
 from denim.server.serving import Serving, serving_of
 from denim.server.streaming import DONE, event, event_stream
 
@@ -119,8 +119,6 @@ class _Answer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Chunks: the role, the parts as they come, the end; then the usage, if it is wanted."""
         options = self._body.stream_options
-        always = bool(options and options.continuous_usage_stats)
-        wanted = bool(options and options.include_usage)
         begun = set()
         async with aclosing(generate(self._serving, self._record, self._job)) as deltas:
             async for at, delta in deltas:
@@ -130,14 +128,14 @@ class _Answer:
                 if at not in begun:
                     begun.add(at)
                     pieces.insert(0, {"role": "assistant", "content": ""})
-                usage = self._usage().model_dump() if always else None
+                usage = usage_so_far(options, self._usage)
                 for piece in pieces:
-                    yield event(self._chunk([self._piece(reply, piece)], usage, wanted))
+                    yield event(self._chunk([self._piece(reply, piece)], usage))
                 if reply.finish_reason is not None:
                     last = self._piece(reply, {}, reply.finish_reason)
-                    yield event(self._chunk([last], usage, wanted))
-        if wanted:
-            yield event(self._chunk([], self._usage().model_dump(), True))
+                    yield event(self._chunk([last], usage))
+        if options is not None and options.include_usage:
+            yield event(self._chunk([], {"usage": self._usage().model_dump()}))
         yield DONE
 
     def _piece(self, reply: Reply, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
@@ -157,11 +155,8 @@ class _Answer:
             reply.sent, reply.reports = len(reply.tokens), []
         return piece
 
-    def _chunk(
-        self, choices: list[dict[str, Any]], usage: dict[str, Any] | None, names_usage: bool
-    ) -> dict[str, Any]:
-        chunk = self._head | {"object": "chat.completion.chunk", "choices": choices}
-        return chunk | {"usage": usage} if names_usage or usage is not None else chunk
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        return self._head | {"object": "chat.completion.chunk", "choices": choices} | usage
 
     def _usage(self) -> Usage:
         record = self._record

@@ -28,7 +28,7 @@ from denim.server.generation import Job, generate
 from denim.server.json_body import JsonRoute
 from denim.server.logprobs import Report, completion_logprobs, prompt_logprobs
 from denim.server.record import RequestRecord, record_of
-from denim.server.schema import ERRORS, STREAMED, Usage
+from denim.server.schema import ERRORS, STREAMED, Usage, usage_so_far
 from denim.server.serving import Serving, serving_of
 from denim.server.streaming import DONE, event, event_stream
 
@@ -169,8 +169,6 @@ class _Answer:
         """Chunks: of every choice an echo first, if it is wanted."""
         body = self._body
         options = body.stream_options
-        usage_in_all = bool(options and options.continuous_usage_stats)
-        wants_usage = bool(options and options.include_usage)
         echoed = set()
         async with aclosing(generate(self._serving, self._record, self._job)) as deltas:
             async for at, delta in deltas:
@@ -181,10 +179,10 @@ class _Answer:
                     choice.text = self._echo(choice) + ("" if body.scores_only else choice.text)
                 elif not (choice.text or choice.finish_reason):
                     continue
-                usage = self._usage().model_dump() if usage_in_all else None
-                yield event(self._chunk([self._piece(choice)], usage, wants_usage))
-        if wants_usage:
-            yield event(self._chunk([], self._usage().model_dump(), True))
+                usage = usage_so_far(options, self._usage)
+                yield event(self._chunk([self._piece(choice)], usage))
+        if options is not None and options.include_usage:
+            yield event(self._chunk([], {"usage": self._usage().model_dump()}))
         yield DONE
 
     def _piece(self, choice: _Choice) -> dict[str, Any]:
@@ -209,11 +207,8 @@ class _Answer:
         choice.text, choice.tokens, choice.reports = "", [], []
         return piece
 
-    def _chunk(
-        self, choices: list[dict[str, Any]], usage: dict[str, Any] | None, names_usage: bool
-    ) -> dict[str, Any]:
-        chunk = self._head | {"choices": choices}
-        return chunk | {"usage": usage} if names_usage or usage is not None else chunk
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        return self._head | {"choices": choices} | usage
 
     def _usage(self) -> Usage:
         record = self._record

@@ -5,6 +5,7 @@ Owns the sampling fields, the usage and the errors. Ranges are checked by `Sampl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import Field
@@ -124,6 +125,14 @@ class StreamOptions(ApiModel):
     include_usage: bool | None = Field(default=None, description="A last chunk with the usage.")
     continuous_usage_stats: bool | None = Field(default=None, description="The usage so far in every chunk.")
     include_obfuscation: bool | None = Field(default=None, description="Without effect: nothing is padded.")
+
+
+def usage_so_far(options: StreamOptions | None, usage: Callable[[], Usage]) -> dict[str, Any]:
+    """What a chunk says of the usage: the numbers where each is to tell them, null where only the last one
+    is, else nothing."""
+    if options is not None and options.continuous_usage_stats:
+        return {"usage": usage().model_dump()}
+    return {"usage": None} if options is not None and options.include_usage else {}
 
 
 class ErrorDetail(ApiModel):
