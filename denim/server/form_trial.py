@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 
@@ -35,6 +35,9 @@ class FormTrial:
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, end_token_ids: Sequence[int]) -> None:
         self._about = (tokenizer, vocab_size, list(end_token_ids))
         self._lock = threading.Lock()
+        # Asking waits while the process has no room for more. The event loop's own threads, which read
+        # everybody's prompts, must not wait with it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="denim-forms-ask")
         self._process: _Process | None = None
         self._passed: OrderedDict[StructuredOutput, None] = OrderedDict()
 
@@ -44,9 +47,7 @@ class FormTrial:
         if self._about[0] is None or not is_foreign(form) or form in self._passed:
             return
         try:
-            error = await asyncio.wait_for(
-                asyncio.wrap_future(await asyncio.to_thread(self._ask, form)), WAIT
-            )
+            error = await asyncio.wait_for(self._answer(form), WAIT)
         except TimeoutError:
             raise ApiError(503, "too many forms are being compiled", headers={"retry-after": "5"}) from None
         if error is not None:
@@ -62,6 +63,10 @@ class FormTrial:
         if process is not None:
             process.popen.kill()
             process.popen.wait()
+
+    async def _answer(self, form: StructuredOutput) -> str | None:
+        asked = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, form)
+        return await asyncio.wrap_future(asked)
 
     def _ask(self, form: StructuredOutput) -> Future[str | None]:
         with self._lock:

@@ -117,3 +117,26 @@ def test_its_limits_are_below_the_servers_patience() -> None:
     from denim.server import form_trial
 
     assert form_trial_process.SECONDS < form_trial.WAIT
+
+
+def test_forms_that_wait_leave_the_threads_that_read_prompts(trial: FormTrial) -> None:
+    """More text than the pipe to the process holds while it is stopped: asking waits, all else goes on."""
+
+    async def read_meanwhile() -> None:
+        trial_process = trial._process
+        assert trial_process is not None
+        os.kill(trial_process.popen.pid, signal.SIGSTOP)
+        try:
+            forms = [StructuredOutput(regex=f"a{number}" + "b" * 100_000) for number in range(40)]
+            asked = [asyncio.ensure_future(trial.check(form)) for form in forms]
+            await asyncio.sleep(0.2)
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: "read"), 5) == "read"
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        finally:
+            os.kill(trial_process.popen.pid, signal.SIGKILL)
+
+    check(trial, StructuredOutput(regex="started"))
+    asyncio.run(read_meanwhile())
+    assert check(trial, StructuredOutput(regex="again")) == [None]
