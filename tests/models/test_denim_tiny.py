@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from denim import LLM, SamplingParams
-from denim.engine.loading import embedded_model
+from denim.spec import embedded_model
 from tests.exactness.harness import Way, greedy, run
 from tests.exactness.judge import Judge, judge_run
 
