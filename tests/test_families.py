@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from denim.commands.configs import find_config
 from denim.commands.inspect import describe
 from denim.ledger.cost import ledger_json, ledger_of
 from denim.models.registry import all_families
@@ -158,7 +159,7 @@ def test_published_configs(file: str, pattern: str, billions: float) -> None:
     values = ledger_json(spec)
     assert values["layers"] == pattern
     assert values["parameters"] == pytest.approx(billions * 1e9, rel=0.02)
-    assert describe(CONFIGS / file)["layers"] == pattern
+    assert describe(find_config(CONFIGS / file))["layers"] == pattern
 
 
 def test_every_family_has_a_row(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from denim.cli.options import AsJson, ConfigOrModel, Dtype, KvDtype, ModelFolder, StateDtype
+from denim.cli.options import AsJson, ConfigOrModel, Dtype, KvDtype, StateDtype
 
 
 def ledger(
@@ -100,7 +100,7 @@ def plan(
     )
 
 
-def inspect(model: ModelFolder = None, as_json: AsJson = False) -> None:
+def inspect(model: ConfigOrModel = None, as_json: AsJson = False) -> None:
     """Layers, sizes and dtypes of a model; its weights are not read."""
     from denim.commands.inspect import show_model
 

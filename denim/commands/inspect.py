@@ -14,38 +14,40 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from denim.commands.configs import Config, find_config
 from denim.commands.facts import print_facts
 from denim.errors import ConfigError
 from denim.ledger import count_parameters, weight_bytes
 from denim.ledger.units import count_text, pattern_text, size_text
 from denim.memory.layout import ArenaLayout
-from denim.spec import ModelSpec, embedded_model, read_generation_defaults, read_spec
+from denim.spec import ModelSpec, read_generation_defaults, read_spec
 
 PAGE_SIZE = 16
 """The engine's own default, in tokens."""
 
 
 def show_model(model: Path | None, as_json: bool) -> None:
-    """Print what is known of a model folder or config file (None: the embedded model).
+    """Print what is known of a config, a model folder or a published model (None: the embedded model).
 
     Raises ConfigError for a config or a safetensors header that cannot be read.
     """
-    place = embedded_model() if model is None else model
-    report = describe(place)
+    report = describe(find_config(model))
     if as_json:
         print(json.dumps(report, indent=2))
         return
     print_facts(rows(report))
 
 
-def describe(place: Path) -> dict[str, Any]:
-    """The report as plain JSON values."""
+def describe(config: Config) -> dict[str, Any]:
+    """The report as plain JSON values. Of a published model there is the config alone: `files` and
+    `tokenizer` are None."""
+    place = config.place
     spec = read_spec(place)
     layout = ArenaLayout.of(spec, PAGE_SIZE)
     counts = count_parameters(spec)
     folder = place if place.is_dir() else place.parent
     return {
-        "name": folder.resolve().name,
+        "name": config.name,
         "family": spec.family,
         "layers": spec.pattern,
         "hidden_size": spec.hidden_size,
@@ -68,8 +70,8 @@ def describe(place: Path) -> dict[str, Any]:
             for entry in layout.classes
         },
         "slab_bytes": layout.slab_bytes,
-        "files": _files(folder),
-        "tokenizer": (folder / "tokenizer.json").is_file(),
+        "files": None if config.published else _files(folder),
+        "tokenizer": None if config.published else (folder / "tokenizer.json").is_file(),
         "generation": asdict(read_generation_defaults(place)),
     }
 
@@ -100,6 +102,10 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"{size_text(report['weight_bytes'])}",
         ),
         ("in memory", _memory_text(report)),
+    ]
+    if report["files"] is None:
+        return [*lines, ("files", "none: a published model's config alone comes with Denim")]
+    lines += [
         ("files", _files_text(report["files"])),
         ("MTP head", _mtp_text(report)),
         ("tokenizer", "there" if report["tokenizer"] else "none: it serves token ids, not text"),

@@ -13,6 +13,7 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
+from denim.commands.configs import find_config
 from denim.commands.inspect import describe, show_model
 from denim.errors import ConfigError
 from denim.ledger import ledger_of
@@ -33,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_report(folder: Path) -> None:
-    report = describe(folder)
+    report = describe(find_config(folder))
     ledger = ledger_of(read_spec(folder))
     assert report["layers"] == "LLLF" * 6
     assert report["entries"]["page"]["bytes"] == 16 * ledger.kv_bytes_per_token == 192 * 1024
@@ -83,6 +84,19 @@ def test_a_config_alone_will_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "files no *.safetensors" in text
 
 
+def test_a_published_model_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("qwen3.5-0.8b", "Qwen/Qwen3.5-0.8B"):
+        show_model(Path(name), as_json=False)
+        text = " ".join(capsys.readouterr().out.split())
+        assert text.startswith("model Qwen3.5-0.8B (qwen3_5) layers LLLF × 6 = 24")
+        assert text.endswith("files none: a published model's config alone comes with Denim")
+    show_model(Path("Qwen3.5-0.8B"), as_json=True)
+    values = json.loads(capsys.readouterr().out)
+    assert (values["files"], values["tokenizer"]) == (None, None)
+    with pytest.raises(ConfigError, match="such as Qwen3"):
+        show_model(Path("Qwen3.5-1B"), as_json=False)
+
+
 def test_fp8_blocks_that_hopper_takes_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     config = CONFIGS / "qwen3_5_27b_fp8.json"
     show_model(config, as_json=False)
@@ -105,7 +119,7 @@ def test_truncated_weights_are_named(folder: Path) -> None:
     place = folder / "2.safetensors"
     place.write_bytes(place.read_bytes()[:20])
     with pytest.raises(ConfigError, match=r"2\.safetensors cannot be read as safetensors"):
-        describe(folder)
+        describe(find_config(folder))
 
 
 def test_reads_no_weight_and_no_torch(folder: Path) -> None:
