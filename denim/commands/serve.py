@@ -25,6 +25,7 @@ try:
     from fastapi import FastAPI
 
     from denim.server.app import create_app
+    from denim.server.connection import Connection
 except ImportError as error:
     raise ConfigError(
         f"denim serve needs {error.name}; install it with: pip install 'denim-llm[serve]'"
@@ -67,6 +68,7 @@ class _Server(uvicorn.Server):
         drain = None if options.drain_timeout is None else math.ceil(options.drain_timeout)
         config = uvicorn.Config(
             app,
+            http=Connection,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from denim.engine.front import EngineFront
 from denim.server.app import create_app
+from denim.server.connection import Connection
 from denim.server.options import ServerOptions
 from denim.server.serving import Serving
 
@@ -36,7 +37,14 @@ def live(engine: EngineFront, **options: Any) -> Iterator[Live]:
     app = create_app(engine, ServerOptions(**{"log_requests": False} | options))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
+        uvicorn.Config(
+            app,
+            http=Connection,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=5,
+        )
     )
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
