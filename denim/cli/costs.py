@@ -31,7 +31,7 @@ def plan(
     model: ConfigOrModel = None,
     device: Annotated[str, typer.Option(help="H200, H100, L40S, RTX4090 or CPU.")] = "H200",
     memory: Annotated[
-        str | None, typer.Option(help="The arena on each device: 60GiB, …; default: what an engine takes.")
+        str | None, typer.Option(help="The arena on each device: 60GiB, …, or a fraction of the device: 0.5.")
     ] = None,
     lengths: Annotated[str | None, typer.Option(help="Requests of these lengths: 512,4096,…")] = None,
     lognormal: Annotated[

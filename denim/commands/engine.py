@@ -36,12 +36,13 @@ def open_engine(
 
 
 def memory_option(text: str) -> str | float:
-    """A fraction of the device ("0.5", "1.0") as a number; anything else stays text, such as "8GiB"."""
+    """A fraction of the device ("0.5", "1.0") as a number, whether it can be or not ("1.5"); anything else
+    stays text, such as "8GiB" or "2.5e9"."""
     try:
         value = float(text)
     except ValueError:
         return text
-    return value if "." in text and value <= 1 else text
+    return value if "." in text and "e" not in text.lower() else text
 
 
 def whole_number(text: str) -> int | str:

@@ -30,11 +30,17 @@ def show_ledger(
 ) -> None:
     """Print the ledger of a config, a model folder or a published model (None: the embedded model).
 
-    Raises ConfigError for a config that cannot be read and for lengths that are not whole numbers.
+    Raises ConfigError for a config that cannot be read, and for lengths that are not whole numbers or beyond
+    the model's positions.
     """
     config = find_config(model)
     spec = read_spec(config.place, dtype=dtype, state_dtype=state_dtype)
-    values = ledger_json(spec, parse_lengths(lengths) if lengths else default_lengths(spec), kv_dtype)
+    asked = parse_lengths(lengths) if lengths else default_lengths(spec)
+    if max(asked) > spec.max_position:
+        raise ConfigError(
+            f"--lengths has {max(asked):,}; this model takes at most {spec.max_position:,} tokens"
+        )
+    values = ledger_json(spec, asked, kv_dtype)
     if as_json:
         print(json.dumps(values, indent=2))
         return

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from denim.commands.configs import find_config
+from denim.commands.engine import memory_option
 from denim.commands.ledger import parse_lengths
 from denim.commands.prefix_curve import curve_table, prefix_curve
 from denim.errors import ConfigError
@@ -49,12 +50,13 @@ def show_plan(
 ) -> None:
     """Print the plan of a config, a model folder or a published model (None: the embedded model).
 
-    `tensor_parallel` None: the fewest devices that hold it; one where `memory` says what is left beside the
-    weights. Raises ConfigError for input that cannot be used, CapacityError when the model does not fit.
+    `tensor_parallel` None: the fewest devices that hold it; one where `memory` says in bytes what is left
+    beside the weights. Raises ConfigError for input that cannot be used, CapacityError when the model does
+    not fit.
     """
     config = find_config(model)
     spec = read_spec(config.place, dtype=dtype, state_dtype=state_dtype)
-    arena = None if memory is None else parse_bytes("--memory", memory)
+    arena = None if memory is None else arena_option(memory)
     of = partial(
         CapacityPlan.of,
         spec,
@@ -65,7 +67,7 @@ def show_plan(
         host_memory=0 if host_memory is None else parse_bytes("--host-memory", host_memory),
         checkpoint_dtype=checkpoint_dtype,
     )
-    if tensor_parallel is None and arena is None:
+    if tensor_parallel is None and not isinstance(arena, int):
         devices, plan = fewest_devices(of)
     else:
         devices = 1 if tensor_parallel is None else tensor_parallel
@@ -88,8 +90,8 @@ def show_plan(
     for row in values["workloads"]:
         if row["left_out"]:
             console.print(
-                f"{row['name']}: {row['left_out']:,} requests of more than {values['longest_request']:,} "
-                "tokens, which model or arena do not take, are left out",
+                f"{row['name']}: {row['left_out']:,} of {row['lengths']:,} lengths left out: above "
+                f"{values['longest_request']:,} tokens, which model or arena do not take",
                 soft_wrap=True,
             )
     console.print(floor_table(values))
@@ -108,6 +110,18 @@ def prefixes(plan: CapacityPlan, trace: Path | None) -> list[dict[str, Any]] | N
         return None
     with Console(stderr=True).status("running the trace through the prefix cache"):
         return prefix_curve(plan, trace)
+
+
+def arena_option(text: str) -> int | float:
+    """Bytes above 0, or a fraction of the device as a float. Raises ConfigError for what is neither."""
+    value = memory_option(text)
+    arena = value if isinstance(value, float) else parse_bytes("--memory", value)
+    if arena <= 0 or (isinstance(arena, float) and arena > 1):
+        raise ConfigError(
+            f"--memory is {text}; give the arena's bytes with KiB, MiB, GiB or TiB, such as 60GiB, or a "
+            "fraction of the device above 0 and at most 1"
+        )
+    return arena
 
 
 def read_workloads(lengths: str | None, lognormal: str | None, trace: Path | None) -> list[Lengths] | None:

@@ -172,7 +172,10 @@ class EngineOptions:
                 )
         if isinstance(self.memory, float):
             if not 0 < self.memory <= 1:
-                raise ConfigError(f"memory={self.memory!r}: a fraction must lie above 0 and be at most 1")
+                raise ConfigError(
+                    f"memory={self.memory!r}: a fraction of the device must lie above 0 and be at most 1; "
+                    "give one, or bytes with KiB, MiB, GiB or TiB such as '8GiB'"
+                )
         elif self.memory is not None:
             parse_bytes("memory", self.memory)
 

@@ -17,16 +17,17 @@ DEVICE_SHARE = 0.9  # of a CUDA device, weights included, when no size is given;
 RESERVE = 1.5  # working memory of a step against its largest tensors; covers fragmentation
 
 
-def arena_budget(spec: ModelSpec, device: Device, chunk: int = CHUNK) -> int:
-    """Bytes for the arena on an otherwise empty `device` by the engine's defaults; negative: too small.
+def arena_budget(spec: ModelSpec, device: Device, chunk: int = CHUNK, share: float | None = None) -> int:
+    """Bytes for the arena on an otherwise empty `device`; negative: too small.
 
-    What the driver keeps for itself is not known here.
+    `share`: of the whole device, weights and working memory included; None: the engine's defaults. What the
+    driver keeps for itself is not known here.
     """
     weights = weight_bytes(spec, fp8_blocks=device.fp8_blocks)
-    if device.kind == "cpu":
+    if device.kind == "cpu" and share is None:
         return int((device.memory_bytes - weights) * HOST_SHARE)
     working = working_bytes(spec, DEFAULT_BATCHED_TOKENS[device.kind], DEFAULT_NUM_SEQS, chunk)
-    return int(device.memory_bytes * DEVICE_SHARE) - weights - working
+    return int(device.memory_bytes * (DEVICE_SHARE if share is None else share)) - weights - working
 
 
 def working_bytes(spec: ModelSpec, tokens: int, rows: int, chunk: int) -> int:

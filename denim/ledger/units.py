@@ -6,7 +6,9 @@ import re
 
 from denim.errors import ConfigError
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS = {"": 1, "B": 1}
+UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def size_text(n: int) -> str:
@@ -53,14 +55,22 @@ def pattern_text(pattern: str) -> str:
 
 
 def parse_bytes(name: str, value: int | str) -> int:
-    """A number of bytes from an int or from text such as "8GiB", "512MiB", "2e9" or "1.5GB"."""
+    """A number of bytes from an int or from text such as "8GiB", "512MiB", "2e9" or "1.5GB".
+
+    Raises ConfigError for anything else; a part of a byte, "1.5", is a unit forgotten.
+    """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([A-Za-z]*)\s*", value)
         if match and match[2].upper() in UNITS:
+            unit = UNITS[match[2].upper()]
             try:
-                return int(float(match[1]) * UNITS[match[2].upper()])
+                number = float(match[1])
+                if unit > 1 or number.is_integer():
+                    return int(number * unit)
             except (ValueError, OverflowError):
                 pass
-    raise ConfigError(f"{name}={value!r}: give bytes as a number or as text such as '8GiB' or '512MiB'")
+    raise ConfigError(
+        f"{name}={value!r}: give bytes as a whole number, or with KiB, MiB, GiB or TiB such as '8GiB'"
+    )

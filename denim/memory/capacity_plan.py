@@ -55,7 +55,7 @@ class CapacityPlan:
         spec: ModelSpec,
         device: Device,
         *,
-        memory: int | None = None,
+        memory: int | float | None = None,
         devices: int = 1,
         kv_dtype: str = "auto",
         drafts: int = 0,
@@ -66,7 +66,8 @@ class CapacityPlan:
     ) -> CapacityPlan:
         """The plan of `spec` on each of `devices` equal devices.
 
-        `memory`: bytes of the arena on a device; None: what the engine would take. `drafts`: drafts that a
+        `memory`: bytes of the arena on a device, or as a float the share of the device that weights, working
+        memory and arena take together; None: what the engine would take. `drafts`: drafts that a
         step verifies; their records lie in the slot, and the MTP head's KV, where there is one, in the page.
         `page_size`: tokens of a page; `chunk`: tokens of a chunk of the chunked form. `host_memory`: bytes
         beside each device for checkpoints that leave its arena, whose states are kept in `checkpoint_dtype`.
@@ -80,7 +81,13 @@ class CapacityPlan:
         share = share_of(spec, devices)
         ledger = ledger_of(share, kv_dtype)
         weights = weight_bytes(share, fp8_blocks=device.fp8_blocks)
-        budget = arena_budget(share, device, chunk) if memory is None else memory
+        part = memory if isinstance(memory, float) else None
+        budget = memory if isinstance(memory, int) else arena_budget(share, device, chunk, part)
+        if budget <= 0 and part is not None:
+            raise CapacityError(
+                f"--memory {part:g} of {device.name} with {size_text(device.memory_bytes)} has no room for "
+                f"states and KV beside {size_text(weights)} of weights and working memory; raise it"
+            )
         if budget <= 0:
             raise CapacityError(
                 f"{device.name} with {size_text(device.memory_bytes)} has no room for states and KV beside "

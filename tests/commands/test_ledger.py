@@ -62,6 +62,11 @@ def test_table_shows_the_figures(folder: Path, capsys: pytest.CaptureFixture[str
     assert row.split()[:5] == ["4,096", "66.6", "MiB", "192", "MiB"]
 
 
+def test_lengths_beyond_the_model(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--lengths has 262,145; this model takes at most 262,144 tokens"):
+        ledger(folder, lengths="100,262145")
+
+
 def test_default_lengths_end_with_the_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = qwen3_5_0_8b()
     config["text_config"]["max_position_embeddings"] = 5000

@@ -184,10 +184,35 @@ def test_a_trace_and_a_distribution(folder: Path, tmp_path: Path, capsys: pytest
     rows = [{"input_length": 90, "output_length": 10}, {"input_length": 10**7, "output_length": 1}]
     trace.write_text("\n".join(map(json.dumps, rows)))
     plan(folder, trace=trace)
-    assert "day.jsonl: 1 requests of more than 262,144 tokens" in capsys.readouterr().out
+    assert "day.jsonl: 1 of 2 lengths left out: above 262,144 tokens" in capsys.readouterr().out
     plan(folder, lognormal="350,1.1", as_json=True)
     row = json.loads(capsys.readouterr().out)["workloads"][0]
     assert row["mean_tokens"] == pytest.approx(350, rel=1e-3)
+
+
+def test_shares_of_a_distribution_are_no_requests(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan(folder, lognormal="1000,1000")
+    assert "1 of 1,000 lengths left out: above 262,144 tokens" in capsys.readouterr().out
+
+
+def test_memory_as_bytes_and_as_a_fraction(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arenas = {}
+    for memory in ("0.9", None, "0.5", "1.0", "1TiB"):
+        plan(folder, memory=memory, as_json=True, lengths="100")
+        arenas[memory] = json.loads(capsys.readouterr().out)["arena_bytes"]
+    assert arenas["0.9"] == arenas[None], "the engine's own share"
+    assert arenas["0.5"] < arenas["0.9"] < arenas["1.0"] < arenas["1TiB"] <= 1 << 40
+    for memory in ("0", "0.0", "1.5", "-0.5"):
+        with pytest.raises(
+            ConfigError, match=rf"^--memory is {memory}; give .*GiB or TiB.* above 0 and at most"
+        ):
+            plan(folder, memory=memory)
+    with pytest.raises(ConfigError, match="--memory='lots': give bytes .*KiB, MiB, GiB or TiB"):
+        plan(folder, memory="lots")
+    with pytest.raises(CapacityError, match="--memory 0.001 of H200 .* raise it"):
+        plan(folder, memory="0.001")
+    plan(Path("MiniMax-Text-01"), memory="0.95", tensor_parallel=None, as_json=True)
+    assert json.loads(capsys.readouterr().out)["devices"] == 8, "a fraction leaves the number of devices open"
 
 
 def test_bad_workloads() -> None:
