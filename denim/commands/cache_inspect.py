@@ -21,15 +21,20 @@ from denim.ledger.units import size_text
 
 TIMEOUT = 10.0  # seconds for a server to answer: between two steps of its engine
 ROUTE = "/prefix_cache"
+LINE = 10_000  # columns: lines are never cut, a terminal folds them itself
+WANTED = "the URL of `denim serve`, a disk_cache, or a file with llm.cache_snapshot() as JSON"
 
 
 def show_cache(where: str, api_key: str | None, most: int, as_json: bool) -> None:
-    """Print the snapshot at `where`, with at most `most` nodes. Raises ConfigError when there is none."""
+    """Print the snapshot at `where`, with at most `most` nodes. Raises ConfigError when there is none, and
+    when `most` is below 0."""
+    if most < 0:
+        raise ConfigError(f"--most is {most}; it must be 0 or more")
     found = read_snapshot(where, api_key)
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    Console(highlight=False).print(drawn(found, most), soft_wrap=True)
+    Console(highlight=False, width=LINE).print(drawn(found, most), soft_wrap=True)
 
 
 def read_snapshot(where: str, api_key: str | None = None) -> dict[str, Any]:
@@ -44,17 +49,23 @@ def read_snapshot(where: str, api_key: str | None = None) -> dict[str, Any]:
             text = Path(where).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{where!r} is no URL, no directory and no file that can be read ({error}); give the URL of"
-                " `denim serve`, a disk_cache, or a file with llm.cache_snapshot() as JSON"
+                f"{where!r} is no URL, no directory and no file that can be read ({error}); give {WANTED}"
             ) from None
     try:
         found = json.loads(text)
-    except ValueError:
-        found = None
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}; give {WANTED}") from None
     if found is None:
-        raise ConfigError(f"{where} has no prefix cache: its checkpoint_policy is none, or it sent no JSON")
-    if not isinstance(found, dict) or found.get("form") != FORM or "nodes" not in found:
-        raise ConfigError(f"{where} is no snapshot of a prefix cache in form {FORM}")
+        raise ConfigError(
+            f"{where} has no prefix cache: its checkpoint_policy is none; serve with another one"
+        )
+    if not isinstance(found, dict) or "form" not in found or "nodes" not in found:
+        raise ConfigError(f"{where} is JSON, but no snapshot of a prefix cache; give {WANTED}")
+    if found["form"] != FORM:
+        raise ConfigError(
+            f"{where} is a snapshot in form {found['form']!r}, and this is a Denim that reads form {FORM}; "
+            "take it again with the same version"
+        )
     return found
 
 

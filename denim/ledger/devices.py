@@ -111,10 +111,11 @@ DEVICES = (
 )
 
 
-def find_device(name: str) -> Device:
-    """The device of this name, in either case. Raises ConfigError listing the known ones."""
+def find_device(name: str, option: str = "--device") -> Device:
+    """The device of this name, in either case. Raises ConfigError listing the known ones; `option` is where
+    the name was given."""
     for device in DEVICES:
         if device.name.lower() == name.lower().replace(" ", ""):
             return device
     known = ", ".join(device.name for device in DEVICES)
-    raise ConfigError(f"--device is {name!r}; known: {known}")
+    raise ConfigError(f"{option} is {name!r}; known: {known}")

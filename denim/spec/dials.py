@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple
 
 from denim.errors import ConfigError
@@ -115,8 +116,7 @@ def turned(spec: ModelSpec, changes: Mapping[str, float]) -> ModelSpec:
         if name not in dials:
             raise ConfigError(f"{name} is no dim of this model; it has {', '.join(dials)}")
         if value not in dials[name].values:
-            known = ", ".join(f"{v:g}" for v in dials[name].values)
-            raise ConfigError(f"{name} is {value:g}; choose one of {known}")
+            raise ConfigError(f"{name} is {value:g}; choose one of {_choices(dials[name].values)}")
     layers = spec.layers
     if LAYERS in changes:
         layers = tuple(layers[i % len(layers)] for i in range(int(changes[LAYERS])))
@@ -167,6 +167,15 @@ def _values(field: _Field, mixer: Mixer) -> tuple[float, ...]:
         ratio = getattr(mixer, field.attribute) // getattr(mixer, field.tied)
         values = [n for n in values if n % ratio == 0]
     return _with(values, getattr(mixer, field.attribute))
+
+
+def _choices(values: tuple[float, ...]) -> str:
+    """As people read them; of three or more in a row the first and the last: "1 to 128"."""
+    parts = []
+    for _, row in groupby(enumerate(values), lambda place: place[1] - place[0]):
+        run = [f"{value:g}" for _, value in row]
+        parts += run if len(run) < 3 else [f"{run[0]} to {run[-1]}"]
+    return ", ".join(parts)
 
 
 def _with(values: tuple[int, ...] | list[int] | range, own: float) -> tuple[float, ...]:

@@ -80,7 +80,7 @@ def explored(settings: Settings, offer: Offer) -> dict[str, Any]:
     """
     own = offer.spec(settings)
     spec, dials = turned(own, settings.changes), dials_of(own)
-    device, lengths = find_device(settings.device), offer.lengths(settings)
+    device, lengths = find_device(settings.device, "device"), offer.lengths(settings)
 
     def plan_for(chosen: Device, gpus: int | None) -> tuple[int, CapacityPlan]:
         kv_dtype, page, chunk = settings.kv_dtype, settings.page, settings.chunk
@@ -195,7 +195,7 @@ def _plan_facts(plan: CapacityPlan, rules: Rules, lengths: Lengths) -> list[dict
             "requests at once",
             requests,
             f"{requests:,}",
-            f"{left_out:,} that are too long are left out"
+            f"{left_out:,} of {len(lengths.totals):,} lengths left out, too long"
             if left_out
             else "slots and pages, nothing reserved",
         ),

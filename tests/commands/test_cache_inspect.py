@@ -88,6 +88,19 @@ def test_a_dump(tmp_path: Path) -> None:
     assert json.loads(as_json.stdout) == found
 
 
+def test_lines_are_whole_in_a_pipe(tmp_path: Path) -> None:
+    found = snapshot(grown().cache)
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps(found))
+    shown = CliRunner().invoke(app, ["cache", "inspect", str(path)], env={"COLUMNS": "40"}).stdout
+    assert shown.splitlines()[0] == Console().render_str(heading(found)).plain
+
+
+def test_a_count_of_nodes_below_zero(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["cache", "inspect", str(tmp_path), "--most", "-1"])
+    assert isinstance(result.exception, ConfigError) and "--most is -1" in str(result.exception)
+
+
 def test_a_directory(tmp_path: Path) -> None:
     filled(tmp_path).close()
     text = text_of(read_snapshot(str(tmp_path)))
@@ -100,9 +113,10 @@ def test_a_directory(tmp_path: Path) -> None:
     [
         (None, "no URL, no directory and no file"),
         ("null", "its checkpoint_policy is none"),
-        ("nonsense", "sent no JSON"),
-        ("[]", "no snapshot"),
-        ('{"form": 99, "nodes": []}', "no snapshot of a prefix cache in form"),
+        ("nonsense", "is not JSON: .*; give the URL of `denim serve`"),
+        ("[]", "is JSON, but no snapshot of a prefix cache; give the URL"),
+        ('{"a": 1}', "is JSON, but no snapshot"),
+        ('{"form": 99, "nodes": []}', "snapshot in form 99, and this is a Denim that reads form 1"),
     ],
 )
 def test_what_is_no_snapshot(tmp_path: Path, content: str | None, message: str) -> None:

@@ -70,7 +70,7 @@ def test_the_mtp_head_follows_the_attention() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "seen"),
     [
-        ("Qwen3.5-0.8B", {"layers": 1000}, "layers is 1000; choose one of 1, 2"),
+        ("Qwen3.5-0.8B", {"layers": 1000}, "layers is 1000; choose one of 1 to 128$"),
         ("Qwen3.5-0.8B", {"kv_heads": 3}, "kv_heads is 3; choose one of 1, 2, 4, 8"),
         ("Qwen3.5-0.8B", {"channels": 1024}, "channels is no dim of this model; it has layers"),
         ("Mamba-2.8B", {FULL_SHARE: 25}, "full_share is no dim of this model"),
