@@ -30,10 +30,12 @@ def profile(
 ) -> None:
     """Where the time of a step goes: part by part, against the least that each must take."""
     from denim.commands.engine import open_engine
-    from denim.commands.profile.report import numbers, show_profile
+    from denim.commands.profile.report import numbers, refuse_too_long, show_profile
+    from denim.spec import embedded_model, read_spec
 
     batches, prompts = numbers("--batch", batch), numbers("--prompt", prompt)
     numbers("--context", str(context))
+    refuse_too_long(batches, context, prompts, read_spec(model or embedded_model()).max_position)
     llm = open_engine(model, device, dtype, state_dtype, memory, quiet)
     show_profile(llm, batches, context, prompts, out, as_json)
 

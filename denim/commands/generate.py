@@ -23,12 +23,16 @@ FAILED = "the engine failed on this request; the lines above say why"
 
 
 def read_prompt(prompt: str | None) -> str:
-    """The prompt as given, or stdin for "-" and where stdin is piped in. Raises RequestError for none."""
+    """The prompt as given, or stdin for "-" and where stdin is piped in. Raises RequestError for none, and
+    for a stdin that brings nothing."""
     if prompt is not None and prompt != "-":
         return prompt
     if prompt is None and sys.stdin.isatty():
         raise RequestError("no prompt; give one, or pipe it in: echo 'Once upon a time' | denim generate")
-    return sys.stdin.read()
+    text = sys.stdin.read()
+    if not text:
+        raise RequestError("the prompt is empty: stdin has no text; pipe some in, or give the prompt itself")
+    return text
 
 
 def stream_completion(llm: LLM, prompt: str, params: SamplingParams) -> bool:

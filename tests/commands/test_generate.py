@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from denim import DenimError, RequestError, SamplingParams
+from denim.cli import app
 from denim.commands.generate import print_completion, read_prompt, stream_completion
 from denim.engine import LLM, StreamDelta
 
@@ -97,3 +99,13 @@ def test_where_the_prompt_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_prompt("-") == "typed"
     with pytest.raises(RequestError, match="no prompt"):
         read_prompt(None)
+
+
+@pytest.mark.parametrize("typed", [None, "-"])
+def test_an_empty_stdin_is_refused_before_a_model_is_read(
+    typed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Piped(""))
+    arguments = ["generate", "--model", "/no/model", *([] if typed is None else [typed])]
+    error = CliRunner().invoke(app, arguments, input="").exception
+    assert isinstance(error, RequestError) and "the prompt is empty" in str(error)

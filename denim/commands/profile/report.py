@@ -22,6 +22,7 @@ from denim.engine.llm import LLM
 from denim.errors import ConfigError
 
 NAME = "profile"
+BEYOND = 64  # tokens of room behind the context, more than the steps that are measured
 COLOURS = ("#3b5f8a", "#9db4cc", "#5a8f6b", "#c9a227", "#c4452f", "#8b8b8b", "#d9d9d9")
 
 
@@ -36,6 +37,14 @@ def numbers(option: str, text: str) -> list[int]:
     return values
 
 
+def refuse_too_long(batches: list[int], context: int, prompts: list[int], longest: int) -> None:
+    """Raises ConfigError for lengths that leave no room in `longest` tokens, a model's or an engine's; decode
+    steps go some way beyond `context`."""
+    for length in [context + BEYOND, *prompts] if batches else prompts:
+        if length > longest - 1:
+            raise ConfigError(f"{length} tokens are more than max_model_len={longest} has room for")
+
+
 def show_profile(
     llm: LLM, batches: list[int], context: int, prompts: list[int], out: Path | None, as_json: bool
 ) -> None:
@@ -44,10 +53,7 @@ def show_profile(
     Writes NAME.json and NAME.png to `out` if given. Raises ConfigError when a step does not fit.
     """
     core = llm.core
-    longest = core.scheduler.config.max_model_len
-    for length in [context + 64, *prompts] if batches else prompts:
-        if length > longest - 1:
-            raise ConfigError(f"{length} tokens are more than max_model_len={longest} has room for")
+    refuse_too_long(batches, context, prompts, core.scheduler.config.max_model_len)
     if out is not None:
         need_matplotlib()
         need_folder(out)

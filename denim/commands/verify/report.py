@@ -46,7 +46,8 @@ SUSPECTS: dict[str, tuple[str, Any]] = {
 
 def verify(options: dict[str, Any], seed: int, extent: Extent, console: Console) -> dict[str, Any]:
     """Run all checks on what `options` (of the engine) name; the report as JSON values. `console` shows which
-    check runs. Raises ConfigError or CapacityError when the model cannot be served."""
+    check runs, or, where it is a pipe or a file, a line for each as it ends. Raises ConfigError or
+    CapacityError when the model cannot be served."""
     loaded = load(EngineOptions.of(**options))
     log.setLevel(logging.ERROR)  # a dozen engines would all say the same
     matrix = Matrix(loaded, options, seed, *extent)
@@ -54,6 +55,8 @@ def verify(options: dict[str, Any], seed: int, extent: Extent, console: Console)
     with console.status("loading") as status:
         for row in _rows(matrix, status.update):
             rows.append(row)
+            if not console.is_terminal:  # where a status shows nothing
+                console.print(_ended(row), soft_wrap=True)
         failed = [check for check, row in zip(CHECKS, rows[1:], strict=True) if row.faults]
         culprits = _culprits(loaded, options, seed, extent, failed, status.update)
     return {
@@ -78,6 +81,13 @@ def _rows(matrix: Matrix, say: Any) -> Iterable[Row]:
     for row, following in zip(matrix.rows(CHECKS), [*names[1:], ""], strict=True):
         say(following)
         yield row
+
+
+def _ended(row: Row) -> str:
+    if row.left_out:
+        return f"{row.name}: left out, {row.left_out}"
+    told = f"{len(row.faults)} faults" if row.faults else "passed"
+    return f"{row.name}: {told}, {row.seconds:.1f} s"
 
 
 def _culprits(

@@ -2,8 +2,10 @@ import json
 import logging
 
 import pytest
+from typer.testing import CliRunner
 
 from denim import LLM
+from denim.cli import app
 from denim.commands.profile.measure import HOST, REST
 from denim.commands.profile.parts import ATTENTION, FFN, HEAD, LINEAR, SAMPLING, work_of
 from denim.commands.profile.report import numbers, show_profile
@@ -55,6 +57,13 @@ def test_states_are_read_and_written_once_for_each_request(llm):
 def test_numbers_that_are_none(text):
     with pytest.raises(ConfigError, match="--batch"):
         numbers("--batch", text)
+
+
+@pytest.mark.parametrize("option", ["--context", "--prompt"])
+def test_what_the_model_cannot_hold_is_refused_before_it_is_loaded(option, monkeypatch):
+    monkeypatch.setattr("denim.commands.engine.open_engine", lambda *_: pytest.fail("loaded"))
+    error = CliRunner().invoke(app, ["profile", option, "99999999"]).exception
+    assert isinstance(error, ConfigError) and "are more than max_model_len=" in str(error)
 
 
 def test_what_does_not_fit_is_refused(llm):

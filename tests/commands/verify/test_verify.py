@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_what_is_right_passes(folder: Path, dtype: str) -> None:
     """Every check runs, and reuses what it says that it does."""
-    done = verify({"model": folder, "device": "cpu", "dtype": dtype}, 0, SMALL, Console(quiet=True))
+    piped = StringIO()
+    done = verify({"model": folder, "device": "cpu", "dtype": dtype}, 0, SMALL, Console(file=piped))
+    lines = [line.partition(": ") for line in piped.getvalue().splitlines()]
+    assert [name for name, _, _ in lines] == [row["name"] for row in done["checks"]]
+    for (_, _, told), row in zip(lines, done["checks"], strict=True):
+        assert told.startswith("left out, " if row["left_out"] else "passed, ")
     assert done["passed"] and done["advice"] == []
     assert [row["name"] for row in done["checks"]] == [CONTROL, *(check.name for check in CHECKS)]
     for row in done["checks"]:
