@@ -35,6 +35,7 @@ except ImportError as error:
     ) from error
 
 NAME = "bench-serve"
+LONGEST = 1 << 20  # tokens of a prompt on average, for a server that does not say what it takes
 ROWS = (
     ("first_token", "first token"),
     ("per_token", "per token after it"),
@@ -74,7 +75,8 @@ def bench_serve(
     async def measure() -> tuple[Server, list[Measured]]:
         limits_off = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx.AsyncClient(timeout=timeout, limits=limits_off, trust_env=False) as client:
-            name = model or await first_model(client, base_of(url), key)
+            name, longest = await named(client, base_of(url), key, model)
+            refuse_too_long(wishes, base_of(url), longest)
             server = await meet(client, Api(base_of(url), name, chat, key))
             sessions = sessions_of(wishes, server.words_per_token)
             with Progress(transient=True, console=Console(stderr=True), disable=as_json) as progress:
@@ -104,15 +106,37 @@ def base_of(url: str) -> str:
     return plain if plain.endswith("/v1") else f"{plain}/v1"
 
 
-async def first_model(client: Any, base_url: str, key: str | None) -> str:
-    """The first model that the server names. Raises ConfigError where it names none."""
+async def named(client: Any, base_url: str, key: str | None, model: str | None) -> tuple[str, int | None]:
+    """(`model`, or the first that the server names; tokens that it takes, None where none are said).
+
+    Raises ConfigError where neither names a model.
+    """
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         reply = await client.get(f"{base_url}/models", headers=headers)
         reply.raise_for_status()
-        return str(reply.json()["data"][0]["id"])
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        cards = reply.json()["data"]
+        card = cards[0] if model is None else next(card for card in cards if card["id"] == model)
+        name, longest = str(card["id"]), card.get("max_model_len")  # vLLM's field, which Denim has too
+        return name, longest if isinstance(longest, int) and longest > 0 else None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, StopIteration) as error:
+        if model is not None:
+            return model, None
         raise ConfigError(f"{base_url}/models names no model ({error}); give --model") from error
+
+
+def refuse_too_long(wishes: Wishes, base_url: str, longest: int | None) -> None:
+    """Raises ConfigError where the mean prompt is beyond `longest` tokens (None: not known, LONGEST), whose
+    text would take long to make and be refused. Of a distribution single requests may be too long; they fail.
+    """
+    mean = wishes.prompts.mean_tokens + wishes.shared
+    if mean <= (longest or LONGEST):
+        return
+    says = f"{base_url} takes at most {longest:,}" if longest else f"at most {LONGEST:,} are asked for"
+    raise ConfigError(
+        f"prompts ({wishes.prompts.name}) and --shared-prefix make {mean:,.0f} tokens on average; {says}; "
+        "give shorter ones"
+    )
 
 
 def result_of(

@@ -88,6 +88,25 @@ def test_our_own_server_by_completions(own: str, capsys: pytest.CaptureFixture[s
     assert max(sum(sent <= at < ended for sent, ended in runs) for at, _ in runs) == 2
 
 
+@pytest.mark.parametrize("model", [None, "denim-tiny"])
+def test_prompts_that_the_server_says_it_does_not_take(
+    model: str | None, own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = r"\(999,999,999 tokens\) and --shared-prefix make 1,000,000,009 .*/v1 takes at most 2,048; give"
+    with pytest.raises(ConfigError, match=told):
+        bench(own, capsys, wishes(prompts=Lengths.fixed(999_999_999), shared=10), model=model)
+
+
+@pytest.mark.parametrize("model", [None, "not in its list"])
+def test_prompts_beyond_what_anybody_takes(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    manner = Manner()
+    with fake_server(manner) as url:
+        with pytest.raises(ConfigError, match="at most 1,048,576 are asked for; give shorter ones"):
+            bench(url, capsys, wishes(prompts=Lengths.fixed(999_999_999)), model=model)
+        assert not manner.seen
+        assert bench(url, capsys, model=model)["completed"] == 6
+
+
 @pytest.mark.parametrize("usage", ["each", "last", "none"])
 @pytest.mark.parametrize("chat", [True, False])
 def test_other_chunking(usage: str, chat: bool, capsys: pytest.CaptureFixture[str]) -> None:
