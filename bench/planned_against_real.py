@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.random_model import engine, spec_of
 from bench.report import write
+from bench.rules.clock import need_gpu
 from denim.ledger.devices import find_device
 from denim.ledger.lengths import Lengths
 from denim.memory.capacity_plan import CapacityPlan
@@ -76,6 +77,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.device == "cuda":
+        need_gpu()
     found = rows(options.device, int(options.memory_gib * GIB), options.tokens)
     write(options.json, options.device, found)
 

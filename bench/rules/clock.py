@@ -75,8 +75,17 @@ def _elapsed(work: Callable[[], object], times: int) -> float:
     return begin.elapsed_time(end) * 1e3 / times
 
 
+def need_gpu() -> None:
+    """Ends the program with one line where there is no CUDA device."""
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            "this measures a CUDA device, and torch finds none; run it where `nvidia-smi` shows one"
+        )
+
+
 def floors() -> Floors:
     """The device's limits, measured: a copy of 2 GiB, and a bf16 product of 8192 x 8192 on random values."""
+    need_gpu()
     return Floors(2 * COPIED_BYTES / _copy() * 1e6, 2 * PRODUCT_SIZE**3 / _product() * 1e6)
 
 

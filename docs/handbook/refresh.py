@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbformat
-from nbclient import NotebookClient
-from nbformat import NotebookNode
+try:
+    import nbformat
+    from nbclient import NotebookClient
+    from nbformat import NotebookNode
+except ImportError as error:
+    raise SystemExit(
+        f"the handbook is run with nbformat and nbclient, and {error.name} cannot be imported; install what "
+        "it needs with: pip install 'denim-llm[handbook]'"
+    ) from error
 
 FOLDER = Path(__file__).parent
 ENGLISH, CHINESE = FOLDER / "handbook.ipynb", FOLDER / "handbook.zh.ipynb"
