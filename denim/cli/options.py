@@ -10,18 +10,26 @@ from typing import Annotated
 
 import typer
 
+# readable=False: what may not be read is told in Denim's own one line, not in the parser's frame.
 ModelFolder = Annotated[
-    Path | None, typer.Argument(metavar="MODEL", help="A model folder; without it the embedded denim-tiny.")
+    Path | None,
+    typer.Argument(
+        metavar="MODEL", readable=False, help="A model folder; without it the embedded denim-tiny."
+    ),
 ]
 ConfigOrModel = Annotated[
     Path | None,
     typer.Argument(
         metavar="CONFIG_OR_MODEL",
+        readable=False,
         help="A config.json, a model folder, or a name such as Qwen3.5-0.8B; default: denim-tiny.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
-Model = Annotated[Path | None, typer.Option("--model", "-m", help="A model folder; default: denim-tiny.")]
+Model = Annotated[
+    Path | None,
+    typer.Option("--model", "-m", readable=False, help="A model folder; default: denim-tiny."),
+]
 Dtype = Annotated[str, typer.Option(help="Of weights and activations; auto: the config's.")]
 StateDtype = Annotated[str, typer.Option(help="Of recurrent states; auto: the config's, or float32.")]
 KvDtype = Annotated[str, typer.Option(help="Of KV; auto: that of the weights.")]

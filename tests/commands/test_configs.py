@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from errno import EACCES
-from os import strerror
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from denim.cli import app
 from denim.commands.configs import find_config
 from denim.errors import ConfigError
 from denim.spec import embedded_model
@@ -59,5 +61,21 @@ def test_a_folder_that_may_not_be_entered(tmp_path: Path, monkeypatch: pytest.Mo
         find_config(tmp_path / "config.json")
 
 
+@pytest.mark.parametrize(
+    "before",
+    [["plan"], ["ledger"], ["inspect"], ["profile"], ["generate", "hi", "--model"]],
+    ids=lambda b: b[0],
+)
+def test_commands_tell_it_in_their_own_line(
+    before: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser of options would say it in a frame, and without what to do."""
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    error = CliRunner().invoke(app, [*before, str(tmp_path)]).exception
+    assert isinstance(error, ConfigError) and "config.json cannot be read: Permission denied" in str(error)
+
+
 def refuse(path: Path, **_: object) -> None:
-    raise PermissionError(EACCES, strerror(EACCES), str(path))
+    raise PermissionError(EACCES, os.strerror(EACCES), str(path))
