@@ -93,6 +93,11 @@ def _check_keywords(path: str, schema: Mapping[str, Any], field: str) -> None:
     beside = [*whole[1:], *(keyword for keyword in _ASSERTIONS if keyword in schema)]
     if whole and beside:
         raise refuse(f"{beside[0]!r} beside {whole[0]!r}", "say both in one place")
+    ref = schema.get("$ref", "#")
+    if ref != "#" and not (
+        isinstance(ref, str) and ref.startswith("#/")
+    ):  # the compiler takes it for any JSON
+        raise refuse(f"the '$ref' {ref!r:.100}", "refer to a place in this schema, such as '#/$defs/name'")
     typed = [keyword for keyword in _TYPED if keyword in schema]
     if typed and "type" not in schema:
         raise refuse(f"{typed[0]!r} without a 'type'", "say of which type the value is")
