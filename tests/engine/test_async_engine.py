@@ -6,6 +6,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +191,11 @@ def test_abort_by_id(mute: tuple[Path, Judge]) -> None:
 
     async def scene(engine: AsyncEngine) -> list[list[StreamDelta]]:
         async def collect(name: str) -> list[StreamDelta]:
-            return [d async for d in engine.generate(tokens_of(20, 0, VOCAB), ENDLESS, name)]
+            return [d async for d in engine.generate(tokens_of(20, 0, VOCAB), longest, name)]
 
+        longest = replace(
+            ENDLESS, max_tokens=3900
+        )  # the engine may run ahead by seconds
         names = [f"r{i}" for i in range(12)]
         tasks = [asyncio.create_task(collect(name)) for name in names]
         while not (await engine.stats())["tokens"]:
@@ -201,7 +205,7 @@ def test_abort_by_id(mute: tuple[Path, Judge]) -> None:
         await engine.abort("nobody")
         return await asyncio.gather(*tasks)
 
-    for deltas in play(mute[0], scene, max_num_seqs=3):
+    for deltas in play(mute[0], scene, max_num_seqs=3, max_model_len=4000, memory="8MiB"):
         assert deltas[-1].finish_reason == "abort"
         assert all(delta.finish_reason is None for delta in deltas[:-1])
 
