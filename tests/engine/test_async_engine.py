@@ -193,9 +193,7 @@ def test_abort_by_id(mute: tuple[Path, Judge]) -> None:
         async def collect(name: str) -> list[StreamDelta]:
             return [d async for d in engine.generate(tokens_of(20, 0, VOCAB), longest, name)]
 
-        longest = replace(
-            ENDLESS, max_tokens=3900
-        )  # the engine may run ahead by seconds
+        longest = replace(ENDLESS, max_tokens=3900)  # the engine may run ahead by seconds
         names = [f"r{i}" for i in range(12)]
         tasks = [asyncio.create_task(collect(name)) for name in names]
         while not (await engine.stats())["tokens"]:
