@@ -55,7 +55,8 @@ def test_captured_inputs_give_the_states_of_the_engine(tiny: LLM) -> None:
     spec = tiny.core.spec
     layers = [i for i, layer in enumerate(spec.layers) if layer.mixer.letter == "L"]
     slots = torch.cat([storage.state(i, "recurrent") for i in layers], 1)  # [slots, heads of all layers, …]
-    closest = (slots - states).abs().amax((1, 2, 3)).min()
+    distance = (slots - states).abs().nan_to_num(nan=torch.inf)  # slots that nobody wrote hold anything
+    closest = distance.amax((1, 2, 3)).min()
     assert closest < 1e-5 * states.abs().max()
 
 
