@@ -196,8 +196,9 @@ def test_abort_by_id(mute: tuple[Path, Judge]) -> None:
         longest = replace(ENDLESS, max_tokens=3900)  # the engine may run ahead by seconds
         names = [f"r{i}" for i in range(12)]
         tasks = [asyncio.create_task(collect(name)) for name in names]
-        while not (await engine.stats())["tokens"]:
-            await asyncio.sleep(0)
+        seen = await engine.stats()
+        while not seen["tokens"] or seen["running"] + seen["waiting"] < len(names):
+            seen = await engine.stats()
         for name in names:
             await engine.abort(name)
         await engine.abort("nobody")
