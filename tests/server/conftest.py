@@ -9,6 +9,7 @@ import pytest
 
 from denim import AsyncEngine
 from tests.server.live import Live, live
+from tests.server.scripted import HERMES_TEMPLATE, ScriptedEngine
 
 
 @pytest.fixture(scope="session")
@@ -35,4 +36,20 @@ def client(server: Live) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="session")
 def http(server: Live) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> ScriptedEngine:
+    """It says what it is told to, by a template that has tool calls."""
+    return ScriptedEngine(tmp_path_factory.mktemp("hermes"), template=HERMES_TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def caller(script: ScriptedEngine) -> Iterator[openai.OpenAI]:
+    """A client of `script`."""
+    with (
+        live(script) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+    ):
         yield client

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import openai
@@ -25,20 +24,6 @@ TOOLS = [
 ]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 ASK = {"model": "scripted", "messages": HELLO, "tools": TOOLS}
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> ScriptedEngine:
-    return ScriptedEngine(tmp_path_factory.mktemp("hermes"), template=HERMES_TEMPLATE)
-
-
-@pytest.fixture(scope="module")
-def caller(script: ScriptedEngine) -> Iterator[openai.OpenAI]:
-    with (
-        live(script) as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
-    ):
-        yield client
 
 
 def test_a_tool_call(script: ScriptedEngine, caller: openai.OpenAI) -> None:

@@ -10,7 +10,7 @@ import anthropic
 import pytest
 
 from tests.server.live import Live, live
-from tests.server.scripted import HERMES_TEMPLATE, ScriptedEngine
+from tests.server.scripted import ScriptedEngine
 
 HELLO = [{"role": "user", "content": "hello"}]
 SHORT: dict[str, Any] = {"model": "denim-tiny", "max_tokens": 60, "messages": HELLO}
@@ -35,11 +35,6 @@ def client_of(url: str) -> anthropic.Anthropic:
 def claude(server: Live) -> Iterator[anthropic.Anthropic]:
     with client_of(server.url) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> ScriptedEngine:
-    return ScriptedEngine(tmp_path_factory.mktemp("hermes"), template=HERMES_TEMPLATE)
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from tests.server.live import live
-from tests.server.scripted import HERMES_TEMPLATE, ScriptedEngine
+from tests.server.scripted import ScriptedEngine
 
 SHORT: dict[str, Any] = {"model": "denim-tiny", "max_output_tokens": 60, "temperature": 0}
 TOOLS = [
@@ -21,20 +19,6 @@ TOOLS = [
     }
 ]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> ScriptedEngine:
-    return ScriptedEngine(tmp_path_factory.mktemp("hermes"), template=HERMES_TEMPLATE)
-
-
-@pytest.fixture(scope="module")
-def caller(script: ScriptedEngine) -> Iterator[openai.OpenAI]:
-    with (
-        live(script) as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
-    ):
-        yield client
 
 
 def test_a_response(client: openai.OpenAI) -> None:
