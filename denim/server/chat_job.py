@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from denim.engine.tokenizer import need_tokenizer
 from denim.errors import RequestError
@@ -20,6 +20,14 @@ from denim.server.reply import Reply
 from denim.server.reply_form import reply_form
 from denim.server.reply_parser import ReplyParser, parser_for
 from denim.server.serving import Serving
+
+
+class Wishes(Protocol):
+    """What a body of any chat API says of its way through the engine; None where it says nothing."""
+
+    priority: int | None
+    cache_salt: str | None
+    no_store: bool | None
 
 
 class ChatJob(NamedTuple):
@@ -37,9 +45,10 @@ class ChatJob(NamedTuple):
 
 
 async def chat_job(
-    serving: Serving, conversation: Conversation, params: SamplingParams, **wishes: object
+    serving: Serving, conversation: Conversation, params: SamplingParams, wishes: Wishes, form_field: str
 ) -> ChatJob:
-    """Render and tokenise. `wishes`: see `Job`. Raises RequestError, also when the template refuses."""
+    """Render and tokenise. `form_field`: the field of the request that asks for structured output. Raises
+    RequestError, also when the template refuses."""
     engine = serving.engine
     serving.gate.check(params.n)  # before time is spent on the prompt
     tokenizer = need_tokenizer(engine.tokenizer, "A chat")
@@ -57,4 +66,12 @@ async def chat_job(
 
     hidden = params.skip_special_tokens and tokenizer.special_texts.isdisjoint(new_parser().markers)
     params = replace(params, structured=form, skip_special_tokens=hidden)
-    return ChatJob(Job([prompt], params, **wishes), new_parser, tokenizer.bytes_of)  # type: ignore[arg-type]
+    job = Job(
+        [prompt],
+        params,
+        priority=wishes.priority or 0,
+        cache_salt=wishes.cache_salt,
+        no_store=bool(wishes.no_store),
+        form=form_field,
+    )
+    return ChatJob(job, new_parser, tokenizer.bytes_of)

@@ -46,15 +46,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     serving, record = serving_of(request), record_of(request)
     model = record.model = serving.model_named(body.model)
     body.check()
-    job = await chat_job(
-        serving,
-        conversation_of(body),
-        body.params(),
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt,
-        no_store=bool(body.no_store),
-        form="output_config.format",
-    )
+    job = await chat_job(serving, conversation_of(body), body.params(), body, "output_config.format")
     answer = _Answer(serving, record, job, f"msg_{record.request_id}", model)
     if body.stream:
         return await event_stream(request, answer.events(), lambda error: event(error, "error"))

@@ -46,15 +46,7 @@ async def respond(body: ResponsesRequest, request: Request) -> HttpResponse:
     serving, record = serving_of(request), record_of(request)
     model = record.model = serving.model_named(body.model)
     body.check()
-    job = await chat_job(
-        serving,
-        conversation_of(body),
-        body.params(),
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt,
-        no_store=bool(body.no_store),
-        form="text.format",
-    )
+    job = await chat_job(serving, conversation_of(body), body.params(), body, "text.format")
     answer = _Answer(serving, record, body, job, model)
     if body.stream:
         return await event_stream(request, answer.events(), answer.failed)
