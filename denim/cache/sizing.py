@@ -70,7 +70,7 @@ def open_cache(
     """An empty cache over `arena`. `policy` is a name of `POLICIES`; `segment`: the most tokens that are
     prefilled in one step; `now` gives seconds."""
     layout = arena.layout
-    page, slot = (layout.size_class(name).stride if layout.has(name) else 0 for name in (PAGE, SLOT))
+    page, slot = layout.stride(PAGE), layout.stride(SLOT)
     slots = arena.num_slabs * (layout.size_class(SLOT).count if layout.has(SLOT) else 1)
     block = block_tokens(layout, chunk)
     tokens = slots * block

@@ -34,7 +34,7 @@ def snapshot(cache: PrefixCache, most: int = MOST_NODES) -> dict[str, Any]:
     here or deeper), lost (why a checkpoint that stood or was wanted here does not; None).
     """
     layout = cache.tree.layout
-    page, slot = (layout.size_class(name).stride if layout.has(name) else 0 for name in (PAGE, SLOT))
+    page, slot = layout.stride(PAGE), layout.stride(SLOT)
     roots = cache.tree.roots()
     waiting: deque[tuple[Node, int | None, int]] = deque(
         (child, None, place) for place, root in enumerate(roots.values()) for child in root.children.values()

@@ -43,8 +43,8 @@ class Tier:
         self.arena = ByteArena(layout, capacity, on_free)
         arena: Any = self.arena
         self.tree = PrefixTree(arena, ids_limit)
-        page, slot = (layout.size_class(n).stride if layout.has(n) else 0 for n in (PAGE, SLOT))
-        self.order = make_order(Worth(self.tree, flops, page, slot))
+        worth = Worth(self.tree, flops, layout.stride(PAGE), layout.stride(SLOT))
+        self.order = make_order(worth)
         self.counts: Counter[str] = Counter()
         self.backed = False  # whether what leaves lies in a tier below, so that nobody need be turned down
         self.on_drop: Callable[[Node], None] | None = None  # told of each checkpoint that leaves

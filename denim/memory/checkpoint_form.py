@@ -59,7 +59,7 @@ class CheckpointForm:
     def of(cls, layout: ArenaLayout, dtype: str = EXACT) -> CheckpointForm:
         """The form of checkpoints of `layout`."""
         assert dtype in CHECKPOINT_DTYPES
-        page = layout.size_class(PAGE).stride if layout.has(PAGE) else 0
+        page = layout.stride(PAGE)
         kept = [place for place in layout.slot_tensors if place.role not in RECORD_ROLES]
         slot = max((place.offset + place.bytes for place in kept), default=0)
         if dtype == EXACT or not any(_narrows(place, dtype) for place in kept):

@@ -123,6 +123,10 @@ class ArenaLayout:
     def has(self, name: str) -> bool:
         return any(size_class.name == name for size_class in self.classes)
 
+    def stride(self, name: str) -> int:
+        """Bytes of a slab that one entry takes; 0 when this model has no such class."""
+        return self.size_class(name).stride if self.has(name) else 0
+
     def need(self, tokens: int) -> dict[str, int]:
         """Entries of each class that one request of `tokens` tokens holds: exact, nothing reserved."""
         counts = {PAGE: -(-tokens // self.page_size), SLOT: 1}

@@ -59,9 +59,7 @@ class World:
         self.pages: dict[int, dict[int, tuple[int, int]]] = {}
         self.saved: dict[int, tuple[Hashable, tuple[int, ...]]] = {}  # the oracle: slot -> what it stands for
         tree = PrefixTree(self.arena, ids_limit)
-        page, slot = (
-            self.layout.size_class(name).stride if self.layout.has(name) else 0 for name in (PAGE, SLOT)
-        )
+        page, slot = self.layout.stride(PAGE), self.layout.stride(SLOT)
         worth = Worth(tree, lambda tokens: tokens + tokens**2 / 100, page, slot)
         self.order = ORDERS[order](worth, self.clock)
         self.cache = PrefixCache(

@@ -58,7 +58,7 @@ def open_toy_cache(
     arena: Arena, has_room: HasRoom, policy: str, order: str, now: Callable[[], float]
 ) -> PrefixCache:
     """A cache with small grids."""
-    page, slot = (arena.layout.size_class(n).stride if arena.layout.has(n) else 0 for n in (PAGE, SLOT))
+    page, slot = arena.layout.stride(PAGE), arena.layout.stride(SLOT)
     tree = PrefixTree(arena, ids_limit=500)
     worth = Worth(tree, lambda tokens: tokens + tokens**2 / 100, page, slot)
     chosen = ORDERS[order](worth, now)
