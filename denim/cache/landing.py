@@ -67,7 +67,9 @@ def land(
     node = tree.extend(namespace, tokens)
     shared = _shared(tree, arena, node)
     while True:
-        need = _need(arena, len(tokens), len(shared))
+        need = arena.layout.need(len(tokens))
+        if shared:
+            need[PAGE] -= len(shared)
         if not make_room(need):
             return None
         before, shared = len(shared), _shared(tree, arena, node)  # entries may have moved, and others left
@@ -90,9 +92,3 @@ def _shared(tree: PrefixTree, arena: Any, node: Node) -> list[int]:
     pages = tree.pages_to(covered[-1])
     # Behind what is covered the path will have a version of its own of the page that lies across.
     return pages if len(covered) == len(path) else pages[: covered[-1].end // arena.layout.page_size]
-
-
-def _need(arena: Any, tokens: int, shared: int) -> dict[str, int]:
-    layout = arena.layout
-    counts = {PAGE: -(-tokens // layout.page_size) - shared, SLOT: 1}
-    return {size.name: counts[size.name] for size in layout.classes}
