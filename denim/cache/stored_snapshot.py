@@ -14,7 +14,7 @@ from typing import Any
 
 from denim.cache.snapshot import FORM
 from denim.errors import ConfigError
-from denim.memory.prefix_files import MANIFEST, PAGES, STATE, PagePlace, Stored, read_stored
+from denim.memory.prefix_files import MANIFEST, PAGES, STATE, PagePlace, Stored, file_name, read_stored
 
 
 def stored_snapshot(directory: Path) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def stored_snapshot(directory: Path) -> dict[str, Any]:
 
 def _nodes(directory: Path, stored: Stored, spaces: list[Any]) -> list[dict[str, Any]]:
     page_bytes = {
-        number: (directory / f"{number:012d}{PAGES}").stat().st_size / rows
+        number: (directory / file_name(number, PAGES)).stat().st_size / rows
         for number, rows in stored.rows.items()
     }
     nodes: list[dict[str, Any]] = []
@@ -61,7 +61,7 @@ def _nodes(directory: Path, stored: Stored, spaces: list[Any]) -> list[dict[str,
         parent = path[-1][0] if path else None
         own = pages - path[-1][3] if path else pages
         path.append((len(nodes), space, digits, pages))
-        state = (directory / f"{checkpoint.number:012d}{STATE}").stat().st_size
+        state = (directory / file_name(checkpoint.number, STATE)).stat().st_size
         nodes.append(
             {
                 "parent": parent,

@@ -138,7 +138,7 @@ class PrefixFiles:
         size = sum(len(piece) for piece in pages[0])
         said = {"crc32": [_crc32(page) for page in pages]}
         tensors = {"pages": ("U8", [len(pages), size], [piece for page in pages for piece in page])}
-        return self._write(f"{number:012d}{PAGES}", tensors, said)
+        return self._write(file_name(number, PAGES), tensors, said)
 
     def write_state(self, checkpoint: StoredCheckpoint, state: Buffers) -> int:
         """A state file, given as pieces (none: a model without states); returns its bytes. The files of its
@@ -162,7 +162,7 @@ class PrefixFiles:
             "tokens": ("I32", [len(checkpoint.tokens)], [tokens]),
             "state": ("U8", [size], list(state)),
         }
-        return self._write(f"{checkpoint.number:012d}{STATE}", tensors, said)
+        return self._write(file_name(checkpoint.number, STATE), tensors, said)
 
     def _write(
         self, name: str, tensors: Mapping[str, tuple[str, list[int], list[memoryview]]], said: Any
@@ -209,13 +209,13 @@ class PrefixFiles:
         """Pages into pieces of their size. Raises CheckpointError for a file that is missing or damaged."""
         order = sorted(range(len(places)), key=lambda i: places[i])
         for number, group in groupby(order, key=lambda i: places[i].file):
-            self._read(f"{number:012d}{PAGES}", "pages", [(places[i].row, into[i]) for i in group])
+            self._read(file_name(number, PAGES), "pages", [(places[i].row, into[i]) for i in group])
 
     def read_state(self, number: int, into: Buffers) -> None:
         """The state into pieces of its size, and note that it was used. Raises CheckpointError as above."""
         if into:
-            self._read(f"{number:012d}{STATE}", "state", [(0, into)])
-        os.utime(self.directory / f"{number:012d}{STATE}")
+            self._read(file_name(number, STATE), "state", [(0, into)])
+        os.utime(self.directory / file_name(number, STATE))
 
     def _read(self, name: str, tensor: str, rows: Sequence[tuple[int, Buffers]]) -> None:
         path = self.directory / name
@@ -241,17 +241,22 @@ class PrefixFiles:
 
     def remove_pages(self, number: int) -> None:
         """No error where it is gone already."""
-        (self.directory / f"{number:012d}{PAGES}").unlink(missing_ok=True)
+        (self.directory / file_name(number, PAGES)).unlink(missing_ok=True)
 
     def remove_state(self, number: int) -> None:
         """No error where it is gone already."""
-        (self.directory / f"{number:012d}{STATE}").unlink(missing_ok=True)
+        (self.directory / file_name(number, STATE)).unlink(missing_ok=True)
 
     def size_of(self, number: int) -> tuple[int, int]:
         """Bytes of the two files of a number; 0 where there is none."""
-        paths = [self.directory / f"{number:012d}{suffix}" for suffix in (PAGES, STATE)]
+        paths = [self.directory / file_name(number, suffix) for suffix in (PAGES, STATE)]
         pages, state = (path.stat().st_size if path.exists() else 0 for path in paths)
         return pages, state
+
+
+def file_name(number: int, kind: str) -> str:
+    """Of the file with this number; `kind`: `PAGES` or `STATE`."""
+    return f"{number:012d}{kind}"
 
 
 def read_stored(directory: Path, identity: Mapping[str, str | int]) -> Stored:
