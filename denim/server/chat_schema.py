@@ -10,7 +10,7 @@ from denim.errors import RequestError
 from denim.sampling_params import MAX_LOGPROBS, SamplingParams
 from denim.server.base_model import ApiModel
 from denim.server.logprobs import ChatLogprobs
-from denim.server.schema import SamplingFields, StreamOptions, Usage, ranged
+from denim.server.schema import SamplingFields, StreamOptions, Usage, check_tool_choice, ranged
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -126,15 +126,9 @@ class ChatRequest(SamplingFields):
             raise RequestError("top_logprobs needs logprobs=true", "top_logprobs")
         if self.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs are served by /v1/completions", "prompt_logprobs")
-        if isinstance(self.tool_choice, NamedTool) or self.tool_choice == "required":
-            named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
-            offered = [tool.function.name for tool in self.tools or ()]
-            if not offered or (named is not None and named not in offered):
-                raise RequestError(
-                    f"tool_choice wants {'a tool' if named is None else repr(named)}, and tools has"
-                    f" {', '.join(offered) or 'none'}",
-                    "tool_choice",
-                )
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        offered = [tool.function.name for tool in self.tools or ()]
+        check_tool_choice(self.tool_choice == "required", named, offered)
 
     def params(self) -> SamplingParams:
         """Raises RequestError."""

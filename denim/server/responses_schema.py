@@ -11,7 +11,7 @@ from denim.errors import RequestError
 from denim.sampling_params import MAX_LOGPROBS, SamplingParams
 from denim.server.base_model import ApiModel
 from denim.server.chat_schema import ContentPart
-from denim.server.schema import checked_stop, ranged
+from denim.server.schema import check_tool_choice, checked_stop, ranged
 from denim.server.structured import (
     JsonObjectFormat,
     TextFormat,
@@ -208,12 +208,7 @@ class ResponsesRequest(ApiModel):
             raise RequestError("input is empty", "input")
         offered = [tool.name for tool in self.tools or ()]
         named = self.tool_choice.name if isinstance(self.tool_choice, ResponsesNamedTool) else None
-        if (self.tool_choice == "required" and not offered) or (named is not None and named not in offered):
-            raise RequestError(
-                f"tool_choice wants {'a tool' if named is None else repr(named)}, and tools has"
-                f" {', '.join(offered) or 'none'}",
-                "tool_choice",
-            )
+        check_tool_choice(self.tool_choice == "required", named, offered)
 
 
 class InputDetails(ApiModel):

@@ -5,7 +5,7 @@ Owns the sampling fields, the usage and the errors. Ranges are checked by `Sampl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -93,6 +93,16 @@ def checked_stop(name: str, stop: str | list[str] | None) -> list[str]:
     if len(strings) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in strings):
         raise RequestError(f"{name}: at most {MOST_STOPS} strings of at most {LONGEST_STOP} characters", name)
     return strings
+
+
+def check_tool_choice(required: bool, named: str | None, offered: Sequence[str]) -> None:
+    """Raises RequestError where a tool is wanted, any or the one `named`, that is not among those offered."""
+    if (required and not offered) or (named is not None and named not in offered):
+        raise RequestError(
+            f"tool_choice wants {'a tool' if named is None else repr(named)}, and tools has"
+            f" {', '.join(offered) or 'none'}",
+            "tool_choice",
+        )
 
 
 class PromptTokensDetails(ApiModel):
