@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from denim.layers.linear import Linear
 from denim.layers.norm import in_kernels
+from denim.recurrence.kernels.hopper import on_hopper
 
 BLOCK = 128
 LARGEST = 448.0  # of float8_e4m3fn
@@ -31,12 +32,11 @@ CUDA_WITH_BLOCKS = (12, 9)
 def multiplies_blocks(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether torch multiplies FP8 blocks on this device with results in `dtype`: bf16 on Hopper."""
     return (
-        device.type == "cuda"
+        on_hopper(device)
         and dtype == torch.bfloat16
         and torch.version.cuda is not None
         and tuple(map(int, torch.version.cuda.split(".")[:2])) >= CUDA_WITH_BLOCKS
         and hasattr(F, "scaled_mm")
-        and torch.cuda.get_device_capability(device) == (9, 0)
     )
 
 

@@ -24,6 +24,7 @@ from denim.layers.kernels.split_keys import (
     most_units,
 )
 from denim.layers.paged_attention import AttentionShape, StepLimits
+from denim.recurrence.kernels.hopper import on_hopper
 
 # Programs of a multiprocessor for decode rows, of the portable kernel; the one for Hopper has one.
 PROGRAMS = 4
@@ -47,10 +48,9 @@ class TritonAttention:
         self, shapes: Sequence[AttentionShape], limits: StepLimits, page_size: int, device: torch.device
     ) -> None:
         self.multiprocessors = 1
-        self.hopper = False
+        self.hopper = on_hopper(device)
         if device.type == "cuda":
             self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-            self.hopper = torch.cuda.get_device_capability(device)[0] == 9
         keys = limits.pages * page_size
         floats = [kept_floats(kept_units(SEGMENTS), SEGMENT_ROWS, shape.dim) for shape in shapes]
         floats += [

@@ -7,8 +7,6 @@ pieces of a block lie column by column, so that together they are one [keys, dim
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -17,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from denim.layers.kernels import split_keys
+from denim.recurrence.kernels.hopper import on_hopper
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 COLUMNS = gl.constexpr(64)  # of a piece: 128 bytes of 16-bit numbers
@@ -123,12 +122,6 @@ def added_up(
             acc = acc * fade[:, None] + j_acc * j_fade[:, None]
             top = new_top
     return acc / total[:, None]
-
-
-@cache
-def on_hopper(device: torch.device) -> bool:
-    """wgmma is there on compute capability 9.0 alone."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def suits(q: Tensor, kv: Tensor) -> bool:

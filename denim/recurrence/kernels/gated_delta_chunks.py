@@ -23,6 +23,7 @@ from denim.recurrence.kernels.delta_pass import (
     plan_of,
 )
 from denim.recurrence.kernels.delta_walk import TABLE
+from denim.recurrence.kernels.hopper import on_hopper
 from denim.recurrence.kernels.triangular import inverse_of_unit_lower
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -134,7 +135,7 @@ def gated_delta_chunks(
         and b.stride(1) == 1
         and size <= largest_chunk(rows.dtype)
     )
-    if plan is None and rows.is_cuda and torch.cuda.get_device_capability(rows.device) == (9, 0):
+    if plan is None and on_hopper(rows.device):
         from denim.recurrence.kernels.hopper_delta import hopper_delta, suits
 
         if suits(rows, table, state):
