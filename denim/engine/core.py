@@ -88,10 +88,7 @@ class EngineCore:
             attention=options.attention_backend,
             eager=options.enforce_eager,
         )
-        wants_positions = options.checkpoint_policy == "auto"
-        self.reader = PromptReader(
-            self.tokenizer, spec.vocab_size, capacity.max_model_len, wants_positions, options.strip_lines
-        )
+        self.reader = PromptReader(self.tokenizer, self.facts)
         self.grammars = Grammars(self.tokenizer, spec.vocab_size, self.defaults.end_token_ids)
         self.steps = 0
         self.tokens = 0

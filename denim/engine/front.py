@@ -194,10 +194,7 @@ class EngineFront(ABC):
 
     def _learn(self, facts: EngineFacts) -> None:
         self.facts = facts
-        chat_positions = facts.checkpoint_policy == "auto"
-        self._reader = PromptReader(
-            self.tokenizer, facts.vocab_size, facts.max_model_len, chat_positions, facts.strip_lines
-        )
+        self._reader = PromptReader(self.tokenizer, facts)
 
     async def _ask(self, question: str) -> Any:
         number = next(self._numbers)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from denim.cache.boundaries import ChatText, chat_boundaries, marked_positions
 from denim.engine.changing_lines import ChangingLines
+from denim.engine.facts import EngineFacts
 from denim.engine.tokenizer import Message, Tokenizer, need_tokenizer
 from denim.errors import RequestError
 
@@ -32,25 +33,14 @@ class ReadPrompt(NamedTuple):
 
 
 class PromptReader:
-    """Reads prompts for one model. Safe to call from several threads.
+    """Reads prompts for one engine. Safe to call from several threads."""
 
-    `chat_positions`: whether a chat's prompt carries the positions that the prefix cache wants.
-    `strip_lines`: see `denim.engine.changing_lines`.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        vocab_size: int,
-        max_model_len: int,
-        chat_positions: bool = True,
-        strip_lines: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, facts: EngineFacts) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._longest = max_model_len
-        self._chat_positions = chat_positions
-        self._changing = ChangingLines(strip_lines)
+        self._vocab_size = facts.vocab_size
+        self._longest = facts.max_model_len
+        self._chat_positions = facts.checkpoint_policy == "auto"  # no other one looks at them
+        self._changing = ChangingLines(facts.strip_lines)
 
     def read(self, prompt: Prompt) -> ReadPrompt:
         """Raises RequestError for what is no prompt, is empty, or leaves no room for one token of output."""
