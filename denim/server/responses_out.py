@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 from denim.server.logprobs import ChatLogprobs, Report
@@ -80,7 +81,8 @@ class OutputItems:
         self._open = kind
         added = self._item_event("output_item.added")
         item["content"].append(part)
-        return [added, self._event("content_part.added", content_index=0, part=dict(part))]
+        empty = deepcopy(part)  # the part grows before the event is written
+        return [added, self._event("content_part.added", content_index=0, part=empty)]
 
     def _add_text(self, kind: type[AnswerText] | type[ReasoningText], text: str) -> Event:
         part = self.items[-1]["content"][0]
@@ -90,7 +92,7 @@ class OutputItems:
         if kind is AnswerText:
             shown = self._logprobs(reports).model_dump()["content"] if self._logprobs is not None else []
             fields["logprobs"] = shown
-            part["logprobs"] = [*part["logprobs"], *fields["logprobs"]]
+            part["logprobs"] += shown
         return self._event(f"{TEXT_ITEMS[kind][3]}.delta", **fields)
 
     def _open_call(self, start: ToolCallStart) -> list[Event]:
