@@ -1,7 +1,7 @@
 // The dashboard's page. The server sends all that is shown, with its texts, once a second; this file puts it in
 // its places.
 
-import { $, element } from "./dom.js";
+import { $, element, factTiles } from "./dom.js";
 import { lineChart } from "./chart.js";
 import { startTheme } from "./theme.js";
 import { events, useKey } from "./events.js";
@@ -41,9 +41,7 @@ function show(shown) {
   const model = shown.facts.find((fact) => fact.key === "model").text;
   $("served").textContent = model;
   document.title = `${model} · Denim`;
-  $("facts").replaceChildren(...shown.facts.filter((fact) => fact.key !== "model").concat(shown.facts.filter((fact) => fact.key === "model"))
-    .map((fact) => element("div", { class: "fact", "data-fact": fact.key, "data-value": fact.value },
-      element("dt", {}, fact.label), element("dd", { class: "value" }, fact.text), element("dd", { class: "note" }, fact.note))));
+  $("facts").replaceChildren(...factTiles(shown.facts));
   showArena(shown.arena);
   throughput.show(shown.throughput, shown.throughput.x.length - 1);
   showRequests(shown.requests);

@@ -15,6 +15,13 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+// Facts: {key, label, value, text, note}. A value of null is none.
+export function factTiles(facts) {
+  return facts.map((fact) =>
+    element("div", { class: "fact", "data-fact": fact.key, "data-value": fact.value ?? "" },
+      element("dt", {}, fact.label), element("dd", { class: "value" }, fact.text), element("dd", { class: "note" }, fact.note)));
+}
+
 // Rows of texts under headings.
 export function table(headings, rows, caption) {
   return element("div", { class: "scroll" },

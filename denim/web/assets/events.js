@@ -7,7 +7,7 @@ export function useKey(given) {
   sessionStorage.setItem("denim-key", given);
 }
 
-export function headers() {
+function headers() {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 

@@ -1,7 +1,7 @@
 // The explorer's page. The settings are the link's query; the server answers it with every number and every text,
 // and this file only puts them in their places.
 
-import { $, element, table } from "./dom.js";
+import { $, element, factTiles, table } from "./dom.js";
 import { lineChart } from "./chart.js";
 import { startTheme } from "./theme.js";
 
@@ -63,9 +63,7 @@ function show() {
   $("model").textContent = `${shown.model.name} · ${shown.model.text}`;
   $("headline").textContent = shown.headline;
   $("headline").classList.toggle("wrong", shown.misfit !== null);
-  $("facts").replaceChildren(...shown.facts.map((fact) =>
-    element("div", { class: "fact", "data-fact": fact.key, "data-value": fact.value === null ? "" : fact.value },
-      element("dt", {}, fact.label), element("dd", { class: "value" }, fact.text), element("dd", { class: "note" }, fact.note))));
+  $("facts").replaceChildren(...factTiles(shown.facts));
 
   memory.show(shown.memory, shown.memory.x.indexOf(shown.memory.at));
   $("memory-numbers").replaceChildren(table(
