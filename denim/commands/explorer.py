@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 from denim.commands.configs import find_config
 from denim.commands.ledger import parse_lengths
+from denim.commands.plan import refuse_two_kinds
 from denim.errors import ConfigError
 from denim.ledger.devices import find_device
 from denim.ledger.lengths import Lengths
@@ -69,9 +70,8 @@ def link_query(model: str | None, options: Mapping[str, str | int | None], trace
     from denim.web.settings import Settings
 
     given = {name: value for name, value in options.items() if value is not None}
-    kinds = [f"--{name}" for name in ("lengths", "lognormal") if name in given] + ["--trace"] * traced
-    if len(kinds) > 1:
-        raise ConfigError(f"{' and '.join(kinds)} exclude each other; give one")
+    kinds = {f"--{name}": given.get(name) for name in ("lengths", "lognormal")}
+    refuse_two_kinds(kinds | {"--trace": "given" if traced else None})
     values: dict[str, str | int] = {} if model is None else {"model": model}
     values |= {name: value for name, value in given.items() if name not in ("lengths", "lognormal")}
     values["device"] = find_device(str(given["device"])).name

@@ -6,6 +6,7 @@ Owns options and the printed form. Knows the plan; must not import torch, so tha
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,7 @@ def arena_option(text: str) -> int | float:
 
 def read_workloads(lengths: str | None, lognormal: str | None, trace: Path | None) -> list[Lengths] | None:
     """What one of three options asks for, None where none is given. Raises ConfigError for two."""
-    given = {"--lengths": lengths, "--lognormal": lognormal, "--trace": trace}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise ConfigError(f"{' and '.join(named)} exclude each other; give one")
+    refuse_two_kinds({"--lengths": lengths, "--lognormal": lognormal, "--trace": trace})
     if lengths is not None:
         return [Lengths.fixed(tokens) for tokens in parse_lengths(lengths)]
     if lognormal is not None:
@@ -139,6 +137,13 @@ def read_workloads(lengths: str | None, lognormal: str | None, trace: Path | Non
             raise ConfigError(f"--lognormal is {lognormal!r}; give a mean and a sigma: 350,1.1") from None
         return [Lengths.lognormal(mean, sigma)]
     return None if trace is None else [Lengths.trace(trace)]
+
+
+def refuse_two_kinds(lengths: Mapping[str, object]) -> None:
+    """Raises ConfigError where more than one of these options is given, that is not None."""
+    named = [name for name, value in lengths.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} exclude each other; give one")
 
 
 def summary(name: str, values: dict[str, Any], *, chosen: bool) -> list[str]:
