@@ -32,10 +32,6 @@ class Api:
     key: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return {} if self.key is None else {"authorization": f"Bearer {self.key}"}
-
     def body(self, messages: Sequence[Message], max_tokens: int) -> dict[str, Any]:
         asked: dict[str, Any] = {
             "model": self.model,
@@ -48,6 +44,11 @@ class Api:
         else:
             asked["prompt"] = "\n\n".join(message["content"] for message in messages)
         return {**asked, **self.extras}
+
+
+def headers_of(key: str | None) -> dict[str, str]:
+    """What a server that wants a key is shown."""
+    return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
 @dataclass
@@ -98,7 +99,9 @@ async def _stream(
 ) -> None:
     """Raises httpx.HTTPError, and ValueError for what is no JSON."""
     path = "chat/completions" if api.chat else "completions"
-    async with client.stream("POST", f"{api.base_url}/{path}", json=body, headers=api.headers) as reply:
+    async with client.stream(
+        "POST", f"{api.base_url}/{path}", json=body, headers=headers_of(api.key)
+    ) as reply:
         if reply.status_code != httpx.codes.OK:
             told = (await reply.aread()).decode("utf-8", "replace")
             measured.error = f"status {reply.status_code}: {_words(told)}"

@@ -27,7 +27,7 @@ from denim.ledger.units import seconds_text
 try:
     import httpx
 
-    from denim.commands.bench.client import Api, Measured
+    from denim.commands.bench.client import Api, Measured, headers_of
     from denim.commands.bench.load import Server, meet, run
 except ImportError as error:
     raise ConfigError(
@@ -71,13 +71,14 @@ def bench_serve(
     if out is not None:
         need_matplotlib()
         need_folder(out)
+    base_url = base_of(url)
 
     async def measure() -> tuple[Server, list[Measured]]:
         limits_off = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx.AsyncClient(timeout=timeout, limits=limits_off, trust_env=False) as client:
-            name, longest = await named(client, base_of(url), key, model)
-            refuse_too_long(wishes, base_of(url), longest)
-            server = await meet(client, Api(base_of(url), name, chat, key))
+            name, longest = await named(client, base_url, key, model)
+            refuse_too_long(wishes, base_url, longest)
+            server = await meet(client, Api(base_url, name, chat, key))
             sessions = sessions_of(wishes, server.words_per_token)
             with Progress(transient=True, console=Console(stderr=True), disable=as_json) as progress:
                 task = progress.add_task("requests", total=wishes.requests)
@@ -111,9 +112,8 @@ async def named(client: Any, base_url: str, key: str | None, model: str | None) 
 
     Raises ConfigError where neither names a model.
     """
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
-        reply = await client.get(f"{base_url}/models", headers=headers)
+        reply = await client.get(f"{base_url}/models", headers=headers_of(key))
         reply.raise_for_status()
         cards = reply.json()["data"]
         card = cards[0] if model is None else next(card for card in cards if card["id"] == model)
