@@ -6,12 +6,12 @@ what came, and how many tokens must have been reused. Whether that is right, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from denim.commands.verify.judge import Answer
-from denim.commands.verify.probes import Probes
+from denim.commands.verify.probes import Probe, Probes
 from denim.commands.verify.session import TOKENS, Prompt, Session, answer_of
 from denim.engine.cache_wishes import CacheWishes
 from denim.ledger.deferred import deferred_cost
@@ -47,13 +47,15 @@ class Check:
 
 
 def at_positions(session: Session, probes: Probes) -> Iterator[Outcome]:
-    for probe in probes.each:
-        reused = session.leave(probe.head)
-        yield Outcome(probe.prompt, session.answer(probe.prompt), reused)
+    yield from _behind_heads(session, probes.each)
 
 
 def on_blocks(session: Session, probes: Probes) -> Iterator[Outcome]:
-    for probe in probes.long:
+    yield from _behind_heads(session, probes.long)
+
+
+def _behind_heads(session: Session, probes: Sequence[Probe]) -> Iterator[Outcome]:
+    for probe in probes:
         reused = session.leave(probe.head)
         yield Outcome(probe.prompt, session.answer(probe.prompt), reused)
 
