@@ -33,10 +33,7 @@ def push_out(core: EngineCore, to_files: bool = False) -> None:
     assert cache is not None and tiers is not None
     while (victim := cache.order.victim(None)) is not None:
         cache.evict(victim)
-    core.add([1, 2], FIRST)
-    while core.has_work:
-        core.step()
-    core.settle()
+    first_tokens(core, [[1, 2]])  # they leave at the head of a step
     if to_files:
         tiers.write_out()
         for node in [node for node in tiers.host.nodes() if not node.users]:

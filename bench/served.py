@@ -25,7 +25,7 @@ class Served:
         with socket.socket() as probe:
             probe.bind((HOST, 0))
             self.port = probe.getsockname()[1]
-        command = [sys.executable, "-c", "from denim.cli import main; main()", "serve", "--quiet"]
+        command = [sys.executable, "-m", "denim.cli", "serve", "--quiet"]
         self._process = subprocess.Popen(
             [*command, "--host", HOST, "--port", str(self.port), "--no-log-requests", *arguments],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

@@ -131,9 +131,9 @@ def main() -> None:
                         "served / alone": wall / there["wall"],
                         "alone CPU µs/token": cpu / total * 1e6,
                         **{
-                            f"{name} CPU µs/token": there[name] / total * 1e6 for name in ("engine", "server")
+                            f"{name} CPU µs/token": there[name] / total * 1e6
+                            for name in ("engine", "server", "client")
                         },
-                        "client CPU µs/token": there["client"] / total * 1e6,
                     }
                 )
     alone.close()
