@@ -8,6 +8,7 @@ only counts bytes needs no torch. The conversion is `denim.memory.slot_codec`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 from denim.memory.layout import PAGE, SLOT, TENSOR_ALIGN, ArenaLayout, SizeClass, TensorPlace
@@ -34,10 +35,7 @@ class StoredTensor(NamedTuple):
 
     @property
     def elements(self) -> int:
-        count = 1
-        for n in self.place.shape:
-            count *= n
-        return count
+        return prod(self.place.shape)
 
     @property
     def rows(self) -> int:
