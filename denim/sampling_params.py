@@ -161,6 +161,10 @@ class SamplingParams:
                 filled[name] = neutral if value is None else value
         return replace(self, **filled)
 
+    def most_tokens(self, room: int) -> int:
+        """How many tokens a completion may have where the context has room for `room`."""
+        return room if self.max_tokens is None else min(self.max_tokens, room)
+
     def check_vocab(self, vocab_size: int) -> None:
         """Raises RequestError if a token id named here is not below `vocab_size`."""
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):

@@ -461,8 +461,7 @@ class EngineCore:
         """Queue completion `index`; the first one also reports the prompt's log-probabilities."""
         output, ends = in_flight.output, self.defaults.end_token_ids
         prompt = output.prompt_token_ids
-        room = self.scheduler.config.max_model_len - len(prompt)
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        max_tokens = params.most_tokens(self.scheduler.config.max_model_len - len(prompt))
         constraint = None
         if params.structured is not None:
             constraint = self.grammars.constraint(params.structured, ending_ids(params, ends))

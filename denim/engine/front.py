@@ -73,8 +73,7 @@ class EngineFront(ABC):
         read = prompt if isinstance(prompt, ReadPrompt) else await self.read(prompt)
         if self._refusal is not None:
             raise self._refusal.again()
-        room = self.facts.max_model_len - len(read.tokens)
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        max_tokens = params.most_tokens(self.facts.max_model_len - len(read.tokens))
         ticket = next(self._numbers)
         stream = ReplyStream(
             params, self.tokenizer, self.facts.end_token_ids, max_tokens, leave=lambda: self._abort(ticket)
