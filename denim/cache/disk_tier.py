@@ -119,7 +119,7 @@ class DiskTier:
     def write(self, namespace: Hashable, tokens: Tokens, node: Node) -> None:
         """Begin to write the checkpoint of host memory at `node`, unless it is there, or room is made only by
         what is worth more."""
-        busy = any(w.landing.namespace == namespace and w.landing.tokens == tokens for w in self._writing)
+        busy = any(writing.landing.is_after(namespace, tokens) for writing in self._writing)
         if busy or not _has_a_name(namespace) or self._tier.at(namespace, tokens) is not None:
             return
         assert node.checkpoint is not None
@@ -231,9 +231,8 @@ class DiskTier:
     def discard(self, namespace: Hashable, tokens: Tokens) -> None:
         """The checkpoint after just these tokens is wrong."""
         for reading in self._reading:
-            alike = reading.landing.namespace == namespace and reading.landing.tokens == tokens
-            reading.void = reading.void or alike
-        if any(w.landing.namespace == namespace and w.landing.tokens == tokens for w in self._writing):
+            reading.void = reading.void or reading.landing.is_after(namespace, tokens)
+        if any(writing.landing.is_after(namespace, tokens) for writing in self._writing):
             self.finish()
         node = self._tier.at(namespace, tokens)
         if node is not None:

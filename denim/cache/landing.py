@@ -37,6 +37,10 @@ class Landing:
     def new_pages(self) -> list[int]:
         return self.pages[self.first :]
 
+    def is_after(self, namespace: Hashable, tokens: Tokens) -> bool:
+        """Whether it is the checkpoint after just these tokens."""
+        return self.namespace == namespace and self.tokens == tokens
+
     def held(self) -> dict[str, Counter[int]]:
         """{"page", "slot"}: entry -> 1."""
         return {PAGE: Counter(self.pages), SLOT: Counter([self.slot] if self.slot >= 0 else [])}

@@ -254,8 +254,7 @@ class LowerTiers:
         """The checkpoint after just these tokens is wrong, wherever it lies."""
         for group in (self._planned, self._coming):
             for coming in group.values():
-                alike = coming.landing.namespace == namespace and coming.landing.tokens == tokens
-                coming.void = coming.void or alike
+                coming.void = coming.void or coming.landing.is_after(namespace, tokens)
         node = self.host.at(namespace, tokens)
         if node is not None:
             self.host.drop(node)
