@@ -71,6 +71,7 @@ def test_model_without_attention_or_without_state():
     no_kv = ArenaLayout.of(dataclasses.replace(TINY, layers=TINY.layers[:3]), 16)
     assert [c.name for c in no_kv.classes] == [SLOT]
     assert no_kv.need(1000) == {SLOT: 1}
+    assert (no_kv.stride(PAGE), no_kv.stride(SLOT)) == (0, no_kv.size_class(SLOT).stride)
     no_state = ArenaLayout.of(dataclasses.replace(TINY, layers=TINY.layers[3:]), 16)
     assert [c.name for c in no_state.classes] == [PAGE]
     assert no_state.need(17) == {PAGE: 2}
