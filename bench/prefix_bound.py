@@ -15,7 +15,6 @@ that has to learn them.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.report import write
-from denim.cache.recorded_trace import BLOCK
+from denim.cache.recorded_trace import BLOCK, chains_of, read_trace
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
 from denim.spec.published import published_configs
 from denim.spec.reader import read_spec
@@ -70,17 +69,16 @@ CLASSES: dict[str, Class] = {
 
 def read_left(path: Path, state: float, token: float) -> tuple[list[Left], int, int]:
     """What all requests leave, the tokens of shared beginnings that are reused, and those of all prompts."""
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    trace = read_trace(path)
+    assert trace is not None, "the trace names no blocks"
+    entries = trace.entries
     end = entries[-1]["timestamp"] / 1000
     last_with: dict[int, int] = {}  # hash of a chain of blocks -> the last request that has it
     before: list[int | None] = []
     follows: list[tuple[float, int] | None] = [None] * len(entries)
     turns, roots, shared = [], [], 0
     for at, entry in enumerate(entries):
-        chain, chains = 0, []
-        for block in entry["hash_ids"]:
-            chain = hash((chain, block))
-            chains.append(chain)
+        chains = chains_of(entry)
         full = chains[: entry["input_length"] // BLOCK]
         known = next((n for n in range(len(full), 0, -1) if full[n - 1] in last_with), 0)
         previous = last_with[full[known - 1]] if known > SHARED_BLOCKS else None

@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Iterable
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from bench.prefix_traces import swe_like
 from bench.report import write
 from denim.cache.node import Tokens
-from denim.cache.recorded_trace import BLOCK, read_trace
+from denim.cache.recorded_trace import BLOCK, chains_of, read_trace
 from denim.cache.replay import TraceRequest
 from denim.cache.spacing import BINS, place
 from denim.cache.tree import common_length
@@ -63,7 +62,7 @@ def recorded_depths(entries: Iterable[dict[str, Any]]) -> list[int]:
     seen: set[int] = set()
     depths = []
     for entry in entries:
-        chains = list(accumulate(entry["hash_ids"], lambda chain, block: hash((chain, block)), initial=0))[1:]
+        chains = chains_of(entry)
         known = next((n for n, chain in enumerate(chains) if chain not in seen), len(chains))
         depths.append(known * BLOCK)
         seen.update(chains)

@@ -74,16 +74,21 @@ def read_trace(path: Path, limit: int | None = None) -> RecordedTrace | None:
     return RecordedTrace(entries, _last_turns(entries))
 
 
+def chains_of(entry: dict[str, Any]) -> list[int]:
+    """One hash for each of the prompt's blocks, of that block and all before it."""
+    return list(accumulate(entry["hash_ids"], lambda chain, block: hash((chain, block)), initial=0))[1:]
+
+
 def _last_turns(entries: list[dict[str, Any]]) -> list[int]:
     later: dict[int, int] = {}  # hash of a chain of blocks -> the next request that has it
     last_turn = list(range(len(entries)))
     for at in range(len(entries) - 1, -1, -1):
         entry = entries[at]
         length = entry["input_length"] + entry["output_length"]
-        chains = list(accumulate(entry["hash_ids"], lambda chain, block: hash((chain, block)), initial=0))
+        chains = chains_of(entry)
         full = entry["input_length"] // BLOCK
-        following = later.get(chains[full]) if full else None
+        following = later.get(chains[full - 1]) if full else None
         if following is not None and entries[following]["input_length"] >= length:
             last_turn[at] = last_turn[following]
-        later.update(dict.fromkeys(chains[1:], at))
+        later.update(dict.fromkeys(chains, at))
     return last_turn
