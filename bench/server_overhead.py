@@ -26,7 +26,8 @@ from bench.raw_client import events, request, stream_all
 from bench.report import write
 from bench.served import HOST, Served, cpu_seconds
 
-MODEL = ["--device", "cpu", "--memory", "256MiB", "--max-model-len", "1024"]
+OPTIONS: dict[str, Any] = {"device": "cpu", "memory": "256MiB", "max_model_len": 1024}  # of both engines
+MODEL = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
 ALONE = "--alone"  # the role of the process with the engine alone
 
 
@@ -43,7 +44,7 @@ def serve_alone(streams: int, tokens: int) -> None:
 
     from denim import LLM, SamplingParams
 
-    llm = LLM(device="cpu", memory="256MiB", max_model_len=1024)
+    llm = LLM(**OPTIONS)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     print(json.dumps(None), flush=True)
     for line in sys.stdin:
