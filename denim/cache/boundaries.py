@@ -34,7 +34,7 @@ class ChatText(NamedTuple):
     """
 
     text: str
-    tokens: Sequence[int]
+    tokens: list[int]
     render: Callable[[list[Message]], str]
     encode: Callable[[str], list[int]]
     specials: Sequence[str] = ()
@@ -104,12 +104,7 @@ def _shared_with(chat: ChatText, other: str) -> int:
     else:
         first = len(chat.tokens) - len(chat.encode(behind))
     mine, theirs = (chat.encode(text[begin : parting + AHEAD]) for text in (chat.text, other))
-    length = _common(mine, theirs)
-    if list(chat.tokens[first : first + length]) == mine[:length]:
+    length = common_length(mine, theirs, 0)
+    if chat.tokens[first : first + length] == mine[:length]:
         return first + length
-    return _common(chat.tokens, chat.encode(other))  # this tokenizer does not cut there
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    length = min(len(a), len(b))
-    return next((at for at in range(length) if a[at] != b[at]), length)
+    return common_length(chat.tokens, chat.encode(other), 0)  # this tokenizer does not cut there

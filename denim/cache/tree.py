@@ -255,8 +255,9 @@ class PrefixTree:
                 self._arena.expect(node.checkpoint.slot, node.end)
 
 
-def common_length(edge: Tokens | str, tokens: Tokens | str, at: int) -> int:
-    """How many tokens (characters) of `edge` agree with `tokens` from position `at`. O(length) by slices."""
+def common_length(edge: Tokens | list[int] | str, tokens: Tokens | list[int] | str, at: int) -> int:
+    """How many tokens (characters) of `edge` agree with `tokens`, of the same type, from position `at`.
+    O(length) by slices."""
     high = min(len(edge), len(tokens) - at)
     if edge[:high] == tokens[at : at + high]:
         return high
