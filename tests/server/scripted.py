@@ -7,7 +7,7 @@ place of the loop. So tests can have a model write tool calls, fail in the middl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,3 @@ class ScriptedEngine(EngineFront):
         return add.ticket, StreamDelta(
             f"scripted-{add.ticket}", index, "", [token], finish_reason=ends, num_cached_tokens=self.cached
         )
-
-
-Scripted = Callable[..., ScriptedEngine]
