@@ -235,7 +235,7 @@ def test_clients_that_leave_a_real_engine(babbler: Live) -> None:
 
 
 def test_slow_readers_hold_nobody_up(script: ScriptedEngine) -> None:
-    script.say("word " * 300)  # some 300 kB of events
+    script.say("word " * 300, ends=None)  # some 300 kB of events; none is over before the last begins
     with live(script) as server:
         sleepers = [slow_reader(server.url, {"prompt": "x", "stream": True}) for _ in range(8)]
         until(lambda: server.serving.gate.open == 8)
