@@ -31,13 +31,10 @@ def push_out(core: EngineCore, to_files: bool = False) -> None:
     """All checkpoints leave the device, and with `to_files` host memory too."""
     cache, tiers = core.scheduler.prefixes.cache, core.scheduler.prefixes.tiers
     assert cache is not None and tiers is not None
-    while (victim := cache.order.victim(None)) is not None:
-        cache.evict(victim)
+    cache.evict_all()
     first_tokens(core, [[1, 2]])  # they leave at the head of a step
     if to_files:
-        tiers.write_out()
-        for node in [node for node in tiers.host.nodes() if not node.users]:
-            tiers.host.drop(node)
+        tiers.push_down()
 
 
 def steps_of_others(core: EngineCore, prompt: list[int] | None) -> list[float]:

@@ -218,6 +218,15 @@ class LowerTiers:
             self.arrive()
         self.disk.finish()
 
+    def push_down(self) -> None:
+        """Bring what lies in host memory to files, as far as they have room for it, and out of host memory,
+        but for what is in use there. Without files it stays."""
+        if self.disk is None:
+            return
+        self.write_out()
+        for node in [node for node in self.host.nodes() if not node.users]:
+            self.host.drop(node)
+
     @property
     def awaited(self) -> bool:
         """Whether anything is on its way up."""

@@ -215,6 +215,11 @@ class PrefixCache:
             self.leaving(node)
         self.discard(node)
 
+    def evict_all(self) -> None:
+        """Every checkpoint leaves, those of running requests last; what such requests hold stays theirs."""
+        while (victim := self.order.victim(None)) is not None:
+            self.evict(victim)
+
     def discard(self, node: Node) -> None:
         """The checkpoint at `node` goes, and nobody takes it."""
         self.order.evicted(node)

@@ -26,6 +26,22 @@ def victims(world: World) -> list[int]:
     return gone
 
 
+def test_all_leave_at_once_in_their_order() -> None:
+    """Each is offered to a lower tier, as one alone is."""
+    ways = []
+    for leave in (victims, lambda world: world.cache.evict_all()):
+        world = World(num_slabs=60, order="lru")
+        for first in (2, 1, 3):
+            world.run([first] * 8)
+        offered: list[int] = []
+        world.cache.leaving = lambda node, offered=offered: offered.append(node.path()[0].edge[0])
+        leave(world)
+        world.check()
+        assert world.cache.tree.checkpoints == 0
+        ways.append(offered)
+    assert ways == [[2, 1, 3]] * 2
+
+
 def test_lru_goes_by_last_use() -> None:
     world = World(num_slabs=60, order="lru")
     for first in (1, 2, 3):

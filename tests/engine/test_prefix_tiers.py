@@ -106,6 +106,25 @@ def test_an_idle_engine_goes_on_writing(mute: tuple[Path, Judge], tmp_path: Path
     assert tiers["host"]["checkpoints"] > 5
 
 
+@pytest.mark.parametrize("files", [True, False])
+def test_pushed_down_to_the_lowest_tier(mute: tuple[Path, Judge], tmp_path: Path, files: bool) -> None:
+    """Which is host memory itself where there are no files."""
+    prompt = tokens_of(90, 0, VOCAB)
+    with make(mute, **({"disk_cache": tmp_path} if files else {})) as llm:
+        llm.generate([prompt], GREEDY)
+        cache, tiers = llm.core.scheduler.prefixes.cache, llm.core.scheduler.prefixes.tiers
+        cache.evict_all()
+        llm.generate([[1, 2]], GREEDY, no_store=True)  # they leave at the head of a step
+        before = tiers.stats()
+        tiers.push_down()
+        after = tiers.stats()
+        assert before["host"]["checkpoints"] > 0
+        assert after["host"]["checkpoints"] == (0 if files else before["host"]["checkpoints"])
+        assert not files or after["disk"]["checkpoints"] == before["host"]["checkpoints"]
+        assert llm.generate([prompt], GREEDY)[0].num_cached_tokens > 0
+        llm.check()
+
+
 def test_no_thread_is_left(mute: tuple[Path, Judge], tmp_path: Path) -> None:
     with make(mute, disk_cache=tmp_path) as llm:
         llm.generate([tokens_of(90, 0, VOCAB)], GREEDY)
@@ -120,8 +139,7 @@ def test_an_interrupt_in_the_books_keeps_the_files(
     prompt = tokens_of(90, 0, VOCAB)
     llm.generate([prompt], GREEDY)
     cache = llm.core.scheduler.prefixes.cache
-    while (victim := cache.order.victim(None)) is not None:
-        cache.evict(victim)
+    cache.evict_all()
     llm.generate([[1, 2]], GREEDY, no_store=True)
     llm.core.scheduler.prefixes.write_out()
 

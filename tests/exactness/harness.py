@@ -304,12 +304,10 @@ class _Driver:
 
     def _push_out(self) -> None:
         cache, tiers = self.core.scheduler.prefixes.cache, self.core.scheduler.prefixes.tiers
-        if tiers is not None and tiers.disk is not None:
-            tiers.write_out()
-            for node in [node for node in tiers.host.nodes() if not node.users]:
-                tiers.host.drop(node)
-        while cache is not None and (victim := cache.order.victim(None)) is not None:
-            cache.evict(victim)
+        if tiers is not None:
+            tiers.push_down()
+        if cache is not None:
+            cache.evict_all()
 
     def _running(self) -> bool:
         return any(id_ in self.core.requests for id_ in self._case_of)

@@ -126,8 +126,7 @@ def test_evicted_and_back_again(dense: Model) -> None:
     for cached in (0, 129):
         assert judged(dense, ask(core, prompt)).num_cached_tokens == cached
     cache = core.scheduler.prefixes.cache
-    while (victim := cache.order.victim(None)) is not None:
-        cache.evict(victim)
+    cache.evict_all()
     for cached in (0, 129):
         assert judged(dense, ask(core, prompt)).num_cached_tokens == cached
 
@@ -147,8 +146,8 @@ def test_preempted_after_a_hit(dense: Model, swap: bool, steps: int) -> None:
         core.add([1, 2], SamplingParams(max_tokens=2), priority=-1)
         core.step()
         cache = core.scheduler.prefixes.cache
-        while evict and (victim := cache.order.victim(None)) is not None:
-            cache.evict(victim)
+        if evict:
+            cache.evict_all()
         while core.has_work:
             core.step()
         stats = core.stats()

@@ -24,8 +24,7 @@ def engine_of(**options: Any) -> ToyEngine:
 def push_out(engine: ToyEngine) -> None:
     """Everything that the device's cache holds leaves it, with the step of a request that stores nothing."""
     cache = engine.scheduler.prefixes.cache
-    while (victim := cache.order.victim(None)) is not None:
-        cache.evict(victim)
+    cache.evict_all()
     run(engine, [96, 96], 1, store=False)
     assert cache.tree.checkpoints == 0
 
@@ -191,8 +190,7 @@ def test_what_is_wrong_goes_from_host_memory_too() -> None:
             engine.step()
         cache = engine.scheduler.prefixes.cache
         assert failing.reuse.cached == 11
-        while (victim := cache.order.victim(None)) is not None:
-            cache.evict(victim)
+        cache.evict_all()
         engine.scheduler.finish(failing.id, "error")
         assert run(engine, prompt_of(12)).reuse.cached == 0
         engine.check_exact()

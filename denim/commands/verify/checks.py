@@ -115,7 +115,7 @@ def owner_runs_on(session: Session, probes: Probes) -> Iterator[Outcome]:
 def evicted_and_back(session: Session, probes: Probes) -> Iterator[Outcome]:
     for probe in probes.each[::2]:
         session.leave(probe.head)
-        session.evict_all()
+        session.cache.evict_all()
         yield Outcome(probe.prompt, session.answer(probe.prompt), 0)
         yield Outcome(probe.prompt, session.answer(probe.prompt), _worth(session, len(probe.prompt) - 1))
 

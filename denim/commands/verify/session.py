@@ -88,22 +88,16 @@ class Session:
         wanted = policy.positions(Sighting(len(head)), self.cache.grid)
         return max((position for position, _ in wanted), default=0)
 
-    def evict_all(self) -> None:
-        while (victim := self.cache.order.victim(None)) is not None:
-            self.cache.evict(victim)
-
     def push_out(self) -> None:
         """Bring all checkpoints to host memory."""
-        self.evict_all()
+        self.cache.evict_all()
         self.answers([[1, 2]], ONE_TOKEN)  # they leave at the head of a step
 
     def push_further(self) -> None:
         """Bring all that is in host memory to files, and out of host memory."""
         tiers = self.core.scheduler.prefixes.tiers
         assert tiers is not None
-        tiers.write_out()
-        for node in [node for node in tiers.host.nodes() if not node.users]:
-            tiers.host.drop(node)
+        tiers.push_down()
 
     def restart(self) -> None:
         """Another engine on the same files."""
