@@ -6,6 +6,7 @@ Owns which endpoints there are and in which layers they lie. Knows no API's fiel
 from __future__ import annotations
 
 from fastapi import APIRouter, Depends, FastAPI
+from fastapi_offline import FastAPIOffline
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
@@ -41,7 +42,14 @@ def create_app(engine: EngineFront, options: ServerOptions | None = None) -> Fas
                 expose_headers=["x-request-id", "retry-after"],
             )
         )
-    app = FastAPI(title="Denim", version=denim.__version__, description=DESCRIPTION, middleware=layers)
+    app = FastAPIOffline(  # /docs loads its scripts from here, as every page of Denim's
+        redoc_url=None,
+        title="Denim",
+        version=denim.__version__,
+        description=DESCRIPTION,
+        middleware=layers,
+        favicon_url="/assets/icon.svg",
+    )
     names = options.served_model_name or (engine.facts.model,)
     facts = engine.facts
     trial = FormTrial(engine.tokenizer, facts.vocab_size, facts.end_token_ids)
