@@ -11,9 +11,11 @@ All graphs share one pool of memory: what one leaves there is good until the nex
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -320,12 +322,13 @@ class StepGraphs:
         stream = torch.cuda.Stream()
         pool = torch.cuda.graph_pool_handle()
         graphs = {}
-        for shape in sorted(shapes, key=_cost, reverse=True):
-            try:
-                graphs[shape] = self._captured(shape, attention, limits, stream, pool)
-            except torch.OutOfMemoryError:
-                log.warning("no memory for a captured step of %s; such steps run eagerly", shape)
-                torch.cuda.empty_cache()
+        with _nothing_dies():
+            for shape in sorted(shapes, key=_cost, reverse=True):
+                try:
+                    graphs[shape] = self._captured(shape, attention, limits, stream, pool)
+                except torch.OutOfMemoryError:
+                    log.warning("no memory for a captured step of %s; such steps run eagerly", shape)
+                    torch.cuda.empty_cache()
         self._graphs = dict(sorted(graphs.items(), key=lambda entry: _cost(entry[0])))
         log.info("%d shapes of steps captured in %.1f s", len(graphs), time.perf_counter() - begin)
 
@@ -349,9 +352,24 @@ class StepGraphs:
             self._step(batch, inputs)  # compiles kernels and makes workspaces, which a capture may not
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
+        # What other threads ask of CUDA meanwhile, another engine's say, is no business of this capture.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             output = self._step(batch, inputs)
         return _Graph(graph, batch, output._replace(logits=_unowned(output.logits)))
+
+
+@contextmanager
+def _nothing_dies() -> Iterator[None]:
+    """Garbage is collected before and not during: pinned memory or graphs of an engine that is no more may be
+    in it, and a capture in which such things are let go of is invalid."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _cost(shape: StepShape) -> tuple[int, int]:

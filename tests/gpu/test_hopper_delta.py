@@ -85,13 +85,17 @@ def test_what_lies_behind_a_chunk_is_not_read() -> None:
 
 
 def test_equal_keys() -> None:
-    """A is full of ones: a series of its powers would need binomials."""
+    """A is full of ones: a series of its powers would need binomials, and roundings hardly fade. So the
+    portable kernels' own error is the measure."""
     case, other = Case(16, 16, 1e-8), Case(16, 16, 1e-8)
     for one in (case, other):
         one.rows[:, 16 * 128 : 32 * 128] = one.rows[:1, 16 * 128 : 32 * 128]
         one.b.fill_(20.0)
     table = ChunkTable.of(case.offsets, SLOT_IN, SLOT_OUT, CHUNK, "cuda")
-    assert error(run(case, table), portable(other, table).double()) < MOST_ERROR
+    expected, _ = case.reference()
+    portable_error = error(portable(other, table), expected)
+    assert error(run(case, table), expected) < max(MOST_ERROR, 1.2 * portable_error)
+    assert portable_error < 4 * MOST_ERROR
 
 
 def test_a_resumed_sequence_is_bit_identical() -> None:
