@@ -1,6 +1,7 @@
 """In bf16 a request's tokens are those of the cold run up to a near tie, in every way that the matrix has.
 
-On denim-tiny, which is trained: random weights magnify rounding to several times the gap that counts as a tie.
+On denim-tiny, which is trained: random weights magnify rounding to several times the gap that counts as a
+tie.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ def test_short_prompts_after_long_ones(dense: Model) -> None:
 
 
 def test_the_first_request_equals_the_hundredth(dense: Model) -> None:
-    """DS-02: what the allocator returned at start is not seen; a fresh buffer holds NaN here. Bit for bit where
-    all is computed again; what begins from a checkpoint is computed in another way, and the judge says how
-    near it has to be."""
+    """DS-02: what the allocator returned at start is not seen; a fresh buffer holds NaN here. Bit for bit
+    where all is computed again; what begins from a checkpoint is computed in another way, and the judge says
+    how near it has to be."""
     params = SamplingParams(temperature=0, max_tokens=2, logprobs=1)
     for length, policy in product((1, 2 * CHUNK), ("none", "auto")):
         llm = LLM(dense.folder, memory="1MiB", debug=True, checkpoint_policy=policy)

@@ -62,7 +62,7 @@ def test_a_checkpoint_of_any_length(models: dict[str, Model], kind: str, length:
 
 
 def test_every_tensor_of_a_slot_comes_back(dense: Model) -> None:
-    """OF-04: byte for byte, whatever kind of layer it belongs to; records have been written into the state."""
+    """OF-04: byte for byte, whatever kind of layer it belongs to; records are written into it before."""
     core = core_of(dense)
     kept = [place for place in core.layout.slot_tensors if place.role not in RECORD_ROLES]
     shared = tokens_of(100, 0, VOCAB)
