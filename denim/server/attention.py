@@ -42,7 +42,7 @@ async def attended(
                 raise ClientGoneError
             late = record.deadline(options)
             if late is not None and late[0] <= time.monotonic():
-                raise ApiError(504, f"the answer is not there within the server's {late[1]}")
+                raise ApiError(504, f"the answer is not there within the server's {late[1]}", param=late[1])
     finally:
         task.cancel()
         gone.cancel()

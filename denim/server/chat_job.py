@@ -55,7 +55,7 @@ async def chat_job(
     try:
         prompt = await engine.read_chat(conversation.messages, **conversation.template_options)
     except RequestError as error:
-        error.param = error.param or "messages"
+        error.param = error.param or conversation.field
         raise
     text, template, tools = prompt.text or "", tokenizer.chat_template, conversation.tools
     form = reply_form(params.structured, tools, conversation.choice, template, text)
@@ -72,6 +72,7 @@ async def chat_job(
         priority=wishes.priority or 0,
         cache_salt=wishes.cache_salt,
         no_store=bool(wishes.no_store),
+        prompt_field=conversation.field,
         form=form_field,
     )
     return ChatJob(job, new_parser, tokenizer.bytes_of)

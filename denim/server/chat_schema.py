@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from denim.errors import RequestError
 from denim.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -15,6 +17,9 @@ from denim.server.schema import SamplingFields, StreamOptions, Usage, check_tool
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of content that are served, as chats and responses call them."""
+
 
 class CacheControl(ApiModel):
     """A mark: the prefix cache should save what lies before. `ttl` is without effect."""
@@ -24,7 +29,7 @@ class CacheControl(ApiModel):
 
 
 class ContentPart(ApiModel):
-    """A part of a message. Text is what is served; other types are refused by name."""
+    """A part of a message. Text is what is served, a string in `text`; other types are refused by name."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -32,16 +37,42 @@ class ContentPart(ApiModel):
     text: str | None = None
     cache_control: CacheControl | None = None
 
+    @model_validator(mode="after")
+    def is_text(self) -> Self:
+        """Raises PydanticCustomError for what a language model does not read."""
+        if self.type not in TEXT_PARTS:
+            raise PydanticCustomError("not_text", "{type}: this model reads text only", {"type": self.type})
+        if self.text is None:
+            raise PydanticCustomError("no_text", "the part has no text")
+        return self
 
-class FunctionCall(ApiModel):
+
+def arguments_object(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
+    """Arguments of a call as templates iterate over them; nothing and blank text are no arguments. Raises
+    PydanticCustomError."""
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = "no JSON"
+        if not isinstance(arguments, dict):
+            raise PydanticCustomError("no_object", "arguments must be a JSON object, as text or as an object")
+    return arguments if isinstance(arguments, dict) else {}
+
+
+class EarlierFunction(ApiModel):
+    """`arguments`: the API has them as JSON text."""
+
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: Annotated[str | dict[str, Any] | None, AfterValidator(arguments_object)] = None
 
 
-class ToolCall(ApiModel):
+class EarlierCall(ApiModel):
+    """A tool call in a conversation that comes back."""
+
     id: str | None = None
     type: Literal["function"] = "function"
-    function: FunctionCall
+    function: EarlierFunction
     index: int | None = None
 
 
@@ -51,7 +82,7 @@ class ChatMessage(ApiModel):
     role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[EarlierCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -91,10 +122,12 @@ class ChatRequest(SamplingFields):
 
     messages: list[ChatMessage] = Field(min_length=1)
     model: str | None = None
-    max_completion_tokens: int | None = ranged("Default: what the context leaves.", minimum=1)
+    max_completion_tokens: int | None = Field(
+        default=None, ge=1, description="Default: what the context leaves."
+    )
     max_tokens: int | None = ranged("The older name of it.", minimum=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = ranged("Needs logprobs.", minimum=0, maximum=MAX_LOGPROBS)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[Tool] | None = None
@@ -134,6 +167,19 @@ class ChatRequest(SamplingFields):
         """Raises RequestError."""
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return self.sampling(max_tokens=most, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+
+
+class FunctionCall(ApiModel):
+    """`arguments`: as the model wrote them, which may have been cut."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(ApiModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
 
 
 class ChatAnswer(ApiModel):

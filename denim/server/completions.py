@@ -48,11 +48,11 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     job = Job(
         prompts,
         params,
-        body.priority or 0,
-        body.cache_salt,
-        body.cache_control or (),
-        bool(body.no_store),
-        body.form,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt,
+        cache_control=body.cache_control or (),
+        no_store=bool(body.no_store),
+        form=body.form,
     )
     answer = _Answer(serving, record, body, job, f"cmpl-{record.request_id}", model)
     if body.stream:

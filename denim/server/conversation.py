@@ -1,14 +1,13 @@
 """A conversation on its way from an API's messages to the chat template.
 
-Owns what templates expect and APIs do not send: contents as one text, arguments of tool calls as objects, the
-older name of the system role; and `cache_control` marks as places in a message's text. Knows the OpenAI API's
-messages; other APIs are brought into that form first.
+Owns what templates expect and APIs do not send: contents as one text, the older name of the system role; and
+`cache_control` marks as places in a message's text. Knows the OpenAI API's messages, checked by their schema;
+other APIs are brought into that form first.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +22,6 @@ from denim.server.reply_form import FREE_CHOICE, ToolChoice
 BETWEEN_PARTS = "\n"
 """Between two text parts of one message, as in vLLM."""
 
-TEXT_PARTS = ("text", "input_text", "output_text")
-
 BETWEEN_SYSTEMS = "\n\n"
 """Between system messages that become one."""
 
@@ -36,25 +33,36 @@ _signature = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).para
 CLOSED_OPTIONS = frozenset(_signature) - OPEN_OPTIONS | {"messages", "add_generation_prompt"}
 """What steers rendering itself, and is not for clients."""
 
+MOST_MARKS = 16
+"""`cache_control` marks of a conversation: each costs a rendering. Anthropic's API allows 4."""
+
 
 @dataclass(frozen=True)
 class Conversation:
     """What the template renders. `tools` are OpenAI's, called as `choice` says; `options` go to the template
-    by name."""
+    by name. `field`: where the request has the messages."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     choice: ToolChoice = FREE_CHOICE
+    field: str = "messages"
 
     def __post_init__(self) -> None:
-        """Raises ApiError for an option that is not for clients."""
+        """Raises ApiError for an option that is not for clients, and for too many marks."""
         closed = sorted(CLOSED_OPTIONS & self.options.keys())
         if closed:
             raise ApiError(
                 400,
                 f"chat_template_kwargs has {closed[0]!r}, which is not for requests to set",
                 param=f"chat_template_kwargs.{closed[0]}",
+            )
+        marks = sum(len(message.get("cache_control", ())) for message in self.messages)
+        if marks > MOST_MARKS:
+            raise ApiError(
+                400,
+                f"the conversation has {marks} cache_control marks; at most {MOST_MARKS}",
+                param=self.field,
             )
 
     @property
@@ -71,10 +79,6 @@ def options_with_effort(given: Mapping[str, Any] | None, effort: str | None) -> 
     elif effort is not None:
         options.setdefault("reasoning_effort", effort)
     return options
-
-
-MOST_MARKS = 16
-"""`cache_control` marks of a conversation: each costs a rendering. Anthropic's API allows 4."""
 
 
 def conversation(
@@ -97,15 +101,11 @@ def prepared(
     tools: list[dict[str, Any]],
     options: Mapping[str, Any],
     choice: ToolChoice = FREE_CHOICE,
+    field: str = "messages",
 ) -> Conversation:
     """The same from plain values. `cache_control` of a message or a part is a mark where it is true."""
-    rendered = _one_system([template_message(message, place) for place, message in enumerate(messages)])
-    marks = sum(len(message.get("cache_control", ())) for message in rendered)
-    if marks > MOST_MARKS:
-        raise ApiError(
-            400, f"the conversation has {marks} cache_control marks; at most {MOST_MARKS}", param="messages"
-        )
-    return Conversation(rendered, tools, dict(options), choice)
+    rendered = [template_message(message, f"{field}.{place}") for place, message in enumerate(messages)]
+    return Conversation(_one_system(rendered), tools, dict(options), choice, field)
 
 
 def _one_system(messages: list[Message]) -> list[Message]:
@@ -125,26 +125,25 @@ def _one_system(messages: list[Message]) -> list[Message]:
     return [one | ({"cache_control": marks} if marks else {}), *messages[head:]]
 
 
-def template_message(message: Mapping[str, Any], place: int) -> Message:
-    """The message at `place` as templates read it. Raises ApiError, naming the field."""
-    where = f"messages.{place}"
+def template_message(message: Mapping[str, Any], where: str) -> Message:
+    """The message as templates read it. Raises ApiError, naming the field `where` it stands."""
     role = message["role"]
     result: dict[str, Any] = {"role": SYSTEM_NAMES.get(role, role)}
-    text, marks = _text_of(message.get("content"), f"{where}.content")
+    text, marks = _text_of(message.get("content"))
     if message.get("cache_control"):
         marks.append(len(text or ""))
     if marks:
         result["cache_control"] = sorted(set(marks))
     calls = message.get("tool_calls")
     if text is None and not calls and role != "assistant":
-        raise ApiError(400, f"the message at {place} has no content", param=f"{where}.content")
+        raise ApiError(400, f"a message of the role {role!r} needs content", param=f"{where}.content")
     result["content"] = text or ""
     reasoning = message.get("reasoning_content")
     if reasoning:
         result["reasoning_content"] = reasoning
     if calls:
         result["tool_calls"] = [
-            _template_call(call, f"{where}.tool_calls.{at}") for at, call in enumerate(calls)
+            {"id": call.get("id"), "type": "function", "function": call["function"]} for call in calls
         ]
     for name in ("name", "tool_call_id"):
         if message.get(name) is not None:
@@ -152,44 +151,13 @@ def template_message(message: Mapping[str, Any], place: int) -> Message:
     return result
 
 
-def _text_of(content: str | Sequence[Mapping[str, Any]] | None, where: str) -> tuple[str | None, list[int]]:
+def _text_of(content: str | Sequence[Mapping[str, Any]] | None) -> tuple[str | None, list[int]]:
     """A content as one text, and the places in it (in characters) behind parts that carry a mark."""
     if content is None or isinstance(content, str):
         return content, []
     text, marks = "", []
     for at, part in enumerate(content):
-        if part.get("type") not in TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise ApiError(
-                400,
-                f"the content part at {at} is of type {part.get('type')!r}; this model reads text only",
-                param=f"{where}.{at}",
-            )
         text += (BETWEEN_PARTS if at else "") + part["text"]
         if part.get("cache_control"):
             marks.append(len(text))
     return text, marks
-
-
-def _template_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A tool call of an earlier turn. The API has its arguments as JSON text, templates iterate over an
-    object."""
-    function = call["function"]
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            arguments = None
-    elif arguments is None:
-        arguments = {}
-    if not isinstance(arguments, dict):
-        raise ApiError(
-            400,
-            "the arguments of a tool call must be a JSON object, as text or as an object",
-            param=f"{where}.function.arguments",
-        )
-    return {
-        "id": call.get("id"),
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }

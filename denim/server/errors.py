@@ -47,8 +47,8 @@ ANTHROPIC_TYPES = {
 
 
 class ApiError(HTTPException):
-    """An answer that is an error. `param` names the field of the request at fault, `code` the kind of fault
-    in the API's words."""
+    """An answer that is an error. `param` names the field of the request at fault, or the server's limit that
+    was reached, `code` the kind of fault in the API's words."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, PromptTooLongError):
         return ApiError(400, str(error), param=error.param, code="context_length_exceeded")
     if isinstance(error, RequestError):
-        return ApiError(400, str(error), param=error.param)
+        return ApiError(400, str(error), param=error.param, code=error.param and "invalid_value")
     if isinstance(error, CapacityError):
         return ApiError(400, str(error))
     if isinstance(error, EngineUnavailableError):
@@ -91,8 +91,7 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return _invalid(error)
     if isinstance(error, HTTPException):
-        reason = HTTPStatus(error.status_code).phrase
-        return ApiError(error.status_code, error.detail or reason, headers=error.headers)
+        return _refused(error)
     log.error("a request failed", exc_info=error)
     return ApiError(500, "the server failed on this request; its log says why")
 
@@ -120,6 +119,17 @@ def install_error_handlers(app: FastAPI) -> None:
 
     for kind in (HTTPException, RequestValidationError, DenimError):
         app.add_exception_handler(kind, answer)
+
+
+def _refused(error: HTTPException) -> ApiError:
+    """What the web framework itself refuses."""
+    allowed = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow")
+    message = error.detail or HTTPStatus(error.status_code).phrase
+    if error.status_code == 404:
+        message = "there is nothing at this path; /docs lists what there is"
+    elif error.status_code == 405:
+        message = f"this path does not take this method; it takes {allowed}"
+    return ApiError(error.status_code, message, headers=error.headers)
 
 
 def _invalid(invalid: RequestValidationError) -> ApiError:

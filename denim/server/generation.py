@@ -27,8 +27,8 @@ from denim.structured_output import KINDS as FORMS
 
 @dataclass(frozen=True)
 class Job:
-    """What a request wants of the engine. Every prompt gets `params.n` completions. `form`: the field of the
-    request that asks for structured output."""
+    """What a request wants of the engine. Every prompt gets `params.n` completions. `prompt_field`, `form`:
+    the fields of the request that hold the prompt and ask for structured output."""
 
     prompts: Sequence[ReadPrompt]
     params: SamplingParams
@@ -36,6 +36,7 @@ class Job:
     cache_salt: str | None = None
     cache_control: Sequence[int] = ()
     no_store: bool = False
+    prompt_field: str = "prompt"
     form: str = "response_format"
 
 
@@ -52,7 +53,7 @@ async def generate(serving: Serving, record: RequestRecord, job: Job) -> AsyncGe
     Raises ApiError when the server is full, when the engine refuses the request, or when a choice ends for a
     reason that is no answer.
     """
-    _check_lengths(serving, job.prompts)
+    _check_lengths(serving, job)
     record.prompts = len(job.prompts)
     record.prompt_tokens = sum(len(prompt.tokens) for prompt in job.prompts)
     last: dict[int, float] = {}  # when a choice had its last token
@@ -75,13 +76,14 @@ async def generate(serving: Serving, record: RequestRecord, job: Job) -> AsyncGe
                 yield ChoiceDelta(choice, delta)
 
 
-def _check_lengths(serving: Serving, prompts: Sequence[ReadPrompt]) -> None:
+def _check_lengths(serving: Serving, job: Job) -> None:
     limit = serving.options.max_prompt_tokens
-    longest = max((len(prompt.tokens) for prompt in prompts), default=0)
+    longest = max((len(prompt.tokens) for prompt in job.prompts), default=0)
     if limit is not None and longest > limit:
         raise ApiError(
             400,
             f"the prompt has {longest:,} tokens; max_prompt_tokens={limit} allows no more; shorten it",
+            param=job.prompt_field,
             code="context_length_exceeded",
         )
 

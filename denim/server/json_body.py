@@ -35,13 +35,19 @@ class JsonRequest(Request):
                     self._body = await self._read(int(options.max_body))
             except TimeoutError:
                 raise ApiError(
-                    408, f"the body did not arrive within {options.body_timeout:g} s", headers=_CLOSE
+                    408,
+                    f"the body did not arrive within the server's body_timeout of {options.body_timeout:g} s",
+                    param="body_timeout",
+                    headers=_CLOSE,
                 ) from None
         return self._body
 
     async def _read(self, limit: int) -> bytes:
         too_large = ApiError(
-            413, f"the body is larger than {size_text(limit)} (max_body); send less", headers=_CLOSE
+            413,
+            f"the body is larger than the server's max_body of {size_text(limit)}; send less",
+            param="max_body",
+            headers=_CLOSE,
         )
         declared = self.headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > limit:
@@ -87,7 +93,8 @@ def parse_json(body: bytes) -> Any:
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
     except json.JSONDecodeError as error:
-        raise _bad(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+        what = error.msg.removesuffix(" at")  # which one of Python's messages ends with
+        raise _bad(f"{what} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise _bad(f"it is nested deeper than {DEEPEST} levels") from None
     except ValueError:  # an integer with more digits than Python reads

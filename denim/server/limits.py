@@ -29,23 +29,31 @@ class Gate:
         self._last_end: float | None = None
 
     def check(self, wanted: int) -> None:
-        """Raises ApiError: 429 when there is no room for so many completions, 503 when the server is about to
-        stop."""
+        """Raises ApiError: 429 when there is no room for so many completions now, 400 when there never is,
+        503 when the server is about to stop."""
         if self.draining:
             raise ApiError(503, "the server is stopping; ask another one", headers={"retry-after": "5"})
         options = self._options
-        for now, limit, name in (
-            (self.open, options.max_streams, "max_streams"),
-            (self.waiting, options.max_queue, "max_queue"),
+        for now, what, limit, name in (
+            (self.open, "are in work", options.max_streams, "max_streams"),
+            (self.waiting, "wait for their first token", options.max_queue, "max_queue"),
         ):
             if wanted > limit:
-                raise ApiError(400, f"{wanted} completions in one request; {name}={limit} allows no more")
+                raise ApiError(
+                    400,
+                    f"the request asks for {wanted} completions, and the server's {name}={limit} allows no"
+                    f" more; ask for fewer at once, or raise {name}",
+                    param=name,
+                )
             if now + wanted > limit:
+                wait = self._retry_after(now + wanted - limit)
                 raise ApiError(
                     429,
-                    f"the server is full: {now} completions with {name}={limit}; try again later",
+                    f"the server is full: {now} completions {what}, and its {name}={limit} has no room for"
+                    f" {wanted} more; try again in {wait} s, or raise {name}",
+                    param=name,
                     code="rate_limit_exceeded",
-                    headers={"retry-after": str(self._retry_after(now + wanted - limit))},
+                    headers={"retry-after": str(wait)},
                 )
 
     @contextmanager

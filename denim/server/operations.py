@@ -35,6 +35,7 @@ class Sleeping(ApiModel):
     is_sleeping: bool
 
 
+@open_router.head("/health", include_in_schema=False)
 @open_router.get("/health", responses={200: {"model": Status}, 503: {"model": Status}})
 async def health(request: Request) -> JSONResponse:
     """200 as long as the engine can answer or sleeps; 503 when it is gone."""
@@ -44,6 +45,7 @@ async def health(request: Request) -> JSONResponse:
     return JSONResponse({"status": "the engine is gone"}, 503)
 
 
+@open_router.head("/ready", include_in_schema=False)
 @open_router.get("/ready", responses={200: {"model": Status}, 503: {"model": Status}})
 async def ready(request: Request) -> JSONResponse:
     """200 when requests are welcome; 503 while the engine sleeps or is gone, and when the server stops."""

@@ -42,7 +42,8 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
     options = options_with_effort(body.chat_template_kwargs, effort)
     named = body.tool_choice.name if isinstance(body.tool_choice, ResponsesNamedTool) else None
     choice = ToolChoice(body.tool_choice == "required", named, body.parallel_tool_calls is False)
-    return prepared(messages, [] if body.tool_choice == "none" else tools, options, choice)
+    offered = [] if body.tool_choice == "none" else tools
+    return prepared(messages, offered, options, choice, field="input")
 
 
 def _messages(items: Sequence[InputItem]) -> list[Message]:

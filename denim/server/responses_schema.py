@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field
 from pydantic import Tag as UnionTag
 
 from denim.errors import RequestError
 from denim.sampling_params import MAX_LOGPROBS, SamplingParams
 from denim.server.base_model import ApiModel
-from denim.server.chat_schema import ContentPart
+from denim.server.chat_schema import ContentPart, arguments_object
 from denim.server.schema import check_tool_choice, checked_stop, ranged
 from denim.server.structured import (
     JsonObjectFormat,
@@ -36,7 +36,7 @@ class CallItem(ApiModel):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: Annotated[str, AfterValidator(arguments_object)]
     id: str | None = None
     status: str | None = None
     namespace: str | None = None
@@ -122,17 +122,34 @@ class TextOptions(ApiModel):
     verbosity: Literal["low", "medium", "high"] | None = Field(default=None, description="Without effect.")
 
 
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""What the API can be asked to add; all but the first are of things that are not served, and add nothing."""
+
+
 class ResponsesRequest(ApiModel):
     """Input, to be answered."""
 
     input: str | list[InputItem]
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = ranged("Default: what the context leaves.", minimum=1)
+    max_output_tokens: int | None = Field(default=None, ge=1, description="Default: what the context leaves.")
     temperature: float | None = ranged("0 takes the likeliest token.", minimum=0)
     top_p: float | None = ranged("The fewest likeliest tokens of so much.", exclusiveMinimum=0, maximum=1)
-    top_logprobs: int | None = ranged("Log-probabilities of so many.", minimum=0, maximum=MAX_LOGPROBS)
-    include: list[str] | None = Field(default=None, description="message.output_text.logprobs has an effect.")
+    top_logprobs: int | None = Field(
+        default=None, ge=0, le=MAX_LOGPROBS, description="Log-probabilities of so many."
+    )
+    include: list[Included] | None = Field(
+        default=None, description="message.output_text.logprobs has an effect."
+    )
     stream: bool | None = None
     stream_options: dict[str, Any] | None = Field(
         default=None, description="Without effect: nothing is padded."

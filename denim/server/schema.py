@@ -1,6 +1,7 @@
 """What the bodies of several APIs have in common.
 
-Owns the sampling fields, the usage and the errors. Ranges are checked by `SamplingParams`, once.
+Owns the sampling fields, the usage and the errors. Ranges are checked by `SamplingParams`, once; but where a
+field has another name there, its API checks it, so that the error names what the client wrote.
 """
 
 from __future__ import annotations
@@ -88,10 +89,10 @@ def _token(key: str) -> int:
 
 
 def checked_stop(name: str, stop: str | list[str] | None) -> list[str]:
-    """Raises RequestError for more or longer stop strings than the server looks for."""
+    """Raises RequestError for stop strings that the server does not look for: empty, too long, too many."""
     strings = [stop] if isinstance(stop, str) else stop or []
-    if len(strings) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in strings):
-        raise RequestError(f"{name}: at most {MOST_STOPS} strings of at most {LONGEST_STOP} characters", name)
+    if len(strings) > MOST_STOPS or not all(0 < len(text) <= LONGEST_STOP for text in strings):
+        raise RequestError(f"{name}: at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters", name)
     return strings
 
 

@@ -19,7 +19,7 @@ MARK = {"type": "ephemeral"}
 
 def read(**message: Any) -> dict[str, Any]:
     """As the endpoints do: checked by the schema, then turned."""
-    return dict(template_message(ChatMessage(**message).model_dump(exclude_none=True), 3))
+    return dict(template_message(ChatMessage(**message).model_dump(exclude_none=True), "messages.3"))
 
 
 def call(arguments: Any) -> dict[str, Any]:
@@ -92,11 +92,38 @@ def test_arguments_are_an_object_for_the_template(arguments: Any, object_form: d
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", "7", '"x"', "null", "nonsense", "[" * 100_000])
-def test_arguments_that_are_no_object(arguments: str) -> None:
-    """AP-09."""
-    with pytest.raises(ApiError, match="must be a JSON object") as caught:
-        read(role="assistant", tool_calls=[call("{}"), call(arguments)])
-    assert caught.value.param == "messages.3.tool_calls.1.function.arguments"
+def test_arguments_that_are_no_object(http: httpx.Client, arguments: str) -> None:
+    """AP-09: the error has the path in the request, whatever the conversation becomes on its way."""
+    turns = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [call("{}"), call(arguments)]},
+    ]
+    asked = {"/v1/chat/completions": {"messages": turns}}
+    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+    asked["/v1/responses"] = {"input": [turns[0], turns[0], item], "instructions": "x"}
+    params = []
+    for path, body in asked.items():
+        error = http.post(path, json=body).json()["error"]
+        assert "must be a JSON object" in error["message"]
+        params.append(error["param"])
+    assert params == ["messages.1.tool_calls.1.function.arguments", "input.2.arguments"]
+
+
+def test_parts_that_are_no_text(http: httpx.Client) -> None:
+    for part, message in (
+        ({"type": "image_url", "image_url": {"url": "x"}}, "image_url: this model reads text only"),
+        ({"type": "text"}, "the part has no text"),
+    ):
+        turns = [{"role": "user", "content": "x"}, {"role": "user", "content": [part]}]
+        for path, field in (("/v1/chat/completions", "messages"), ("/v1/responses", "input")):
+            error = http.post(path, json={field: turns}).json()["error"]
+            assert (error["param"], message in error["message"]) == (f"{field}.1.content.0", True)
+
+
+def test_a_message_without_content() -> None:
+    with pytest.raises(ApiError, match="role 'user' needs content") as caught:
+        read(role="user")
+    assert caught.value.param == "messages.3.content"
 
 
 def test_an_assistant_may_be_silent() -> None:
@@ -124,10 +151,13 @@ def test_arguments_through_the_server(tmp_path: Any) -> None:
 
 
 def test_too_many_marks(http: httpx.Client) -> None:
-    turns = [{"role": "user", "content": "x", "cache_control": MARK}] * (MOST_MARKS + 1)
-    response = http.post("/v1/chat/completions", json={"messages": turns})
-    assert response.status_code == 400
-    assert f"at most {MOST_MARKS}" in response.json()["error"]["message"]
+    parts = [{"type": "text", "text": "x", "cache_control": MARK}] * (MOST_MARKS + 1)
+    turns = [{"role": "user", "content": parts}]
+    for path, field in (("/v1/chat/completions", "messages"), ("/v1/responses", "input")):
+        response = http.post(path, json={field: turns})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, field)
+        assert f"at most {MOST_MARKS}" in error["message"]
 
 
 @pytest.mark.parametrize("name", sorted(CLOSED_OPTIONS))

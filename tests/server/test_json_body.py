@@ -120,7 +120,8 @@ def test_a_body_that_is_too_large(server: Live) -> None:
     with live(server.serving.engine, max_body="10kB") as small, httpx.Client(base_url=small.url) as http:
         response = http.post("/tokenize", json={"prompt": "x" * 20_000})
         assert response.status_code == 413
-        assert "max_body" in response.json()["error"]["message"]
+        assert "max_body of 9.77 KiB" in response.json()["error"]["message"]
+        assert response.json()["error"]["param"] == "max_body"
 
         def pieces() -> Any:  # without a Content-Length
             for _ in range(30):

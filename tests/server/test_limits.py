@@ -56,8 +56,16 @@ def test_a_full_server_says_when_to_come_back(script: ScriptedEngine) -> None:
         error = response.json()["error"]
         assert response.status_code == 429
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-        assert "max_streams=2" in error["message"]
-        assert 1 <= int(response.headers["retry-after"]) <= 60
+        assert error["param"] == "max_streams"
+        wait = int(response.headers["retry-after"])
+        assert 1 <= wait <= 60
+        assert f"try again in {wait} s, or raise max_streams" in error["message"]
+        claude = client.post(
+            "/v1/messages",
+            json={"model": "scripted", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]},
+        )
+        assert claude.status_code == 429
+        assert "max_streams=2" in claude.json()["error"]["message"], "there is no param in this API's errors"
         streamed = client.post(
             "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], "stream": True}
         )
@@ -71,7 +79,24 @@ def test_every_completion_takes_a_place(script: ScriptedEngine) -> None:
         assert client.post("/v1/completions", json=ASK | {"prompt": ["a", "b"]}).status_code == 429
         response = client.post("/v1/completions", json=ASK | {"n": 5})
         assert response.status_code == 400, "waiting would not help"
-        assert "5 completions in one request" in response.json()["error"]["message"]
+        error = response.json()["error"]
+        assert error["param"] == "max_streams"
+        assert "asks for 5 completions" in error["message"]
+
+
+def test_a_prompt_longer_than_the_server_takes(script: ScriptedEngine) -> None:
+    """The error names the field by the name that it has in each API."""
+    long = "x" * 50
+    with live(script, max_prompt_tokens=20) as server, client_of(server) as client:
+        for path, field, prompt in (
+            ("/v1/completions", "prompt", ["x", long]),
+            ("/v1/chat/completions", "messages", [{"role": "user", "content": long}]),
+            ("/v1/responses", "input", long),
+        ):
+            error = client.post(path, json={field: prompt}).json()["error"]
+            assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+            assert "max_prompt_tokens=20 allows no more" in error["message"]
+        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
 
 def test_the_queue_is_what_has_no_token_yet(script: ScriptedEngine) -> None:
@@ -82,6 +107,7 @@ def test_the_queue_is_what_has_no_token_yet(script: ScriptedEngine) -> None:
         response = client.post("/v1/completions", json=ASK)
         assert response.status_code == 429
         assert "max_queue=1" in response.json()["error"]["message"]
+        assert response.json()["error"]["param"] == "max_queue"
         waiting.close()
 
 
@@ -110,7 +136,7 @@ def test_the_first_token_is_late(script: ScriptedEngine) -> None:
         for stream in (False, True):
             response = client.post("/v1/completions", json=ASK | {"stream": stream})
             assert response.status_code == 504
-            assert "first_token_timeout" in response.json()["error"]["message"]
+            assert response.json()["error"]["param"] == "first_token_timeout"
         until(lambda: len(script.aborted) == 2)
         assert server.serving.gate.open == 0
 

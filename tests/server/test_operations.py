@@ -51,6 +51,8 @@ def test_health_and_readiness(http: httpx.Client) -> None:
     assert http.get("/health").json() == {"status": "ok"}
     assert http.get("/ready").json() == {"status": "ready"}
     assert http.get("/version").json() == {"version": denim.__version__}
+    for path in ("/health", "/ready"):  # as some load balancers ask
+        assert (http.head(path).status_code, http.head(path).content) == (200, b"")
 
 
 def test_an_engine_that_is_gone(tmp_path: Path) -> None:
@@ -229,6 +231,10 @@ def test_refusals(http: httpx.Client, path: str, body: dict[str, Any], message: 
 
 
 def test_methods_and_paths_that_are_none(http: httpx.Client) -> None:
-    assert http.get("/v1/completions").status_code == 405
-    assert http.delete("/v1/models").status_code == 405
-    assert http.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
+    for method, path, allowed in (("GET", "/v1/completions", "POST"), ("DELETE", "/v1/models", "GET")):
+        response = http.request(method, path)
+        assert (response.status_code, response.headers["allow"]) == (405, allowed)
+        assert response.json()["error"]["message"].endswith(f"it takes {allowed}")
+    error = http.get("/v1/nothing").json()["error"]
+    assert error["type"] == "not_found_error"
+    assert "/docs lists what there is" in error["message"]
