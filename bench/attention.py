@@ -36,7 +36,7 @@ from denim.layers.paged_attention import (
     attention_backend,
     paged_attention,
 )
-from denim.runner.packing import pack, sender
+from denim.runner.packing import arrange, pack, sender
 from denim.runner.plan import Span
 
 PAGE, LAYERS = 16, 6
@@ -96,8 +96,8 @@ class Bench(NamedTuple):
                 at += count
                 slots.append(Span(0, length - new, [0] * new, pages, 0 if decode else -1, 0))
             device = torch.device("cuda")
-            step = pack(slots, None, page_size=PAGE, paged=True, send=sender(device), rows_before={})
-            made.append(step.batch)
+            step = arrange(slots, {}, page_size=PAGE, paged=True)
+            made.append(pack(step, None, page_size=PAGE, send=sender(device)).batch)
         return made
 
     def kv_bytes(self, spans: list[tuple[int, int]]) -> int:

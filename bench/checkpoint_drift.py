@@ -82,7 +82,7 @@ class Model:
         """Logits [end - start, vocabulary] behind each of tokens[start:end]."""
         pages = self.pages[: -(-end // self.layout.page_size)]
         span = Span(0, start, tokens[start:end], pages, slot_in, slot_out)
-        _, hidden = self.forward.run([span], {})
+        _, hidden = self.forward.run(self.forward.arrange([span]))
         return self.forward.model.logits(hidden)
 
     def states(self, slot: int) -> list[Tensor]:

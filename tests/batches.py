@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from denim.layers.batch import StepBatch
-from denim.runner.packing import pack, sender
+from denim.runner.packing import arrange, pack, sender
 from denim.runner.plan import Span
 
 
@@ -18,8 +18,8 @@ def batch_of(
 ) -> StepBatch:
     """The batch of `spans`, decode rows first; without pages where no span names any."""
     paged = any(span.pages for span in spans)
-    send = sender(torch.device(device))
-    return pack(spans, memory, page_size=page_size, paged=paged, send=send, rows_before={}).batch
+    step = arrange(spans, {}, page_size=page_size, paged=paged)
+    return pack(step, memory, page_size=page_size, send=sender(torch.device(device))).batch
 
 
 def span_of(start: int, end: int, slot_in: int, slot_out: int, pages: Sequence[int] = ()) -> Span:

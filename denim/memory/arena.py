@@ -11,7 +11,7 @@ low end and slabs at the high end become empty again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -25,6 +25,9 @@ class Tag(NamedTuple):
 
     committed: int
     pending: int = 0
+
+
+_FREE = (-1, 0)  # what a slot that nobody holds stands for: no number of tokens
 
 
 @dataclass(slots=True)
@@ -57,7 +60,7 @@ class Arena:
         self._owner: list[_Pool | None] = [None] * num_slabs
         self._free: list[list[int]] = [[] for _ in range(num_slabs)]  # free entries of each owned slab
         self._empty = list(range(num_slabs))  # heap of slabs without a class
-        self._tags: dict[int, Tag] = {}
+        self._tags: dict[int, list[int]] = {}  # held slot -> [committed, pending]
 
     # Allocation
 
@@ -82,7 +85,7 @@ class Arena:
             pool.free -= take
         pool.refs.update(dict.fromkeys(ids, 1))
         if name == SLOT:
-            self._tags.update(dict.fromkeys(ids, Tag(0)))
+            self._tags.update({slot: [0, 0] for slot in ids})
         return ids
 
     def share(self, name: str, ids: Sequence[int]) -> None:
@@ -213,34 +216,50 @@ class Arena:
 
     def tag(self, slot: int) -> Tag:
         """What this held slot stands for; (0, 0) when it has never been written."""
-        return self._tags[slot]
+        return Tag(*self._tags[slot])
+
+    def pending(self, slots: Iterable[int]) -> list[int]:
+        """Of each of these held slots the tokens that are only recorded."""
+        tags = self._tags
+        return [tags[slot][1] for slot in slots]
 
     def expect(self, slot: int, tokens: int) -> None:
         """Raises CheckpointError unless the slot stands for exactly `tokens` tokens, with pending ones."""
-        tag = self._tags.get(slot)
-        if tag is None or tag.committed + tag.pending != tokens:
-            seen = "is free" if tag is None else f"stands for {tag.committed} tokens ({tag.pending} pending)"
+        self.expect_all((slot,), (tokens,))
+
+    def expect_all(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """`expect` of each of these slots; -1: nothing is to be read."""
+        tags = self._tags
+        for slot, count in zip(slots, tokens, strict=True):
+            if slot < 0:
+                continue
+            committed, pending = tags.get(slot, _FREE)
+            if committed + pending == count:
+                continue
+            seen = f"stands for {committed} tokens ({pending} pending)"
             raise CheckpointError(
-                f"slot {slot} {seen}, but was to be read as the state after {tokens} tokens"
+                f"slot {slot} {seen if slot in tags else 'is free'}, but was to be read as the state after "
+                f"{count} tokens"
             )
 
     def commit(self, slot: int, tokens: int, pending: int = 0) -> None:
         """Record that the slot now stands for `tokens` tokens. Raises CheckpointError for a free slot."""
         if slot not in self._tags:
             raise CheckpointError(f"slot {slot} is free, but was to stand for {tokens} tokens")
-        self._tags[slot] = Tag(tokens, pending)
+        self._tags[slot][:] = tokens, pending
 
     def advance(self, slot: int, records: int) -> None:
-        """One token more: only recorded, or, where that would make `records` records, written with them."""
-        committed, pending = self._tags[slot]
-        if pending + 1 < records:
-            self._tags[slot] = Tag(committed, pending + 1)
-        else:
-            self._tags[slot] = Tag(committed + pending + 1)
+        """One token more: only recorded, or, where that would make `records` records, written with them. 0
+        records: always written."""
+        tag = self._tags[slot]
+        tag[1] += 1
+        if tag[1] >= records:
+            tag[0] += tag[1]
+            tag[1] = 0
 
     def flushed(self, slot: int) -> None:
         """What was pending is written."""
-        self._tags[slot] = Tag(sum(self._tags[slot]))
+        self._tags[slot][:] = sum(self._tags[slot]), 0
 
     # Reports
 

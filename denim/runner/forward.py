@@ -19,9 +19,10 @@ from denim.memory.layout import PAGE
 from denim.memory.storage import Storage
 from denim.models.family import Model
 from denim.recurrence.backend import TRITON, decode_backend
-from denim.runner.packing import pack, sender
+from denim.runner.packing import HostStep, arrange, pack, sender
 from denim.runner.plan import Span
-from denim.runner.step_graphs import MOST_PREFILL_SPANS, GraphOutput, StepGraphs
+from denim.runner.step_graphs import GraphOutput, StepGraphs
+from denim.runner.step_shapes import MOST_PREFILL_SPANS
 
 
 class Forward:
@@ -72,32 +73,21 @@ class Forward:
             self.graphs = StepGraphs(model, storage, self.attention, limits, self.drawn, prefill=prefill)
             self.most_prefill_spans = MOST_PREFILL_SPANS if prefill else None
 
-    def replay(
-        self, spans: Sequence[Span], rows_before: Mapping[int, int], pending: Sequence[int] | None = None
-    ) -> GraphOutput | None:
+    def arrange(self, spans: Sequence[Span], rows_before: Mapping[int, int] | None = None) -> HostStep:
+        """Spans as `replay` and `run` take them. rows_before: request id -> its row in `drawn`, for spans
+        with a token that the host does not know."""
+        return arrange(spans, rows_before or {}, page_size=self.page_size, paged=self.paged)
+
+    def replay(self, step: HostStep, pending: Sequence[int] | None = None) -> GraphOutput | None:
         """What the spans that draw a token draw from, by a captured graph; None when there is none for these
-        spans. A graph has no report on prompts. Arguments as in `run`."""
-        if self.graphs is None or any(span.all_logits for span in spans):
-            return None
-        return self.graphs(spans, rows_before, pending)
+        spans. A graph has no report on prompts. pending: of each decode row the records in its slot's ring;
+        None without rings."""
+        return None if self.graphs is None or step.scored else self.graphs(step, pending)
 
-    def run(
-        self, spans: Sequence[Span], rows_before: Mapping[int, int], pending: Sequence[int] | None = None
-    ) -> tuple[StepBatch, Tensor]:
-        """The batch of spans, decode rows first, and its hidden states [T, hidden].
-
-        rows_before: request id -> its row in `drawn`, for spans with a token that the host does not know.
-        pending: of each decode row the records in its slot's ring; None without rings.
-        """
-        batch, tokens, source = pack(
-            spans,
-            self.storage,
-            page_size=self.page_size,
-            paged=self.paged,
-            send=self._send,
-            rows_before=rows_before,
-            pending=pending,
-        )
+    def run(self, step: HostStep, pending: Sequence[int] | None = None) -> tuple[StepBatch, Tensor]:
+        """The batch of a step, and its hidden states [T, hidden]. Arguments as in `replay`."""
+        packed = pack(step, self.storage, page_size=self.page_size, send=self._send, pending=pending)
+        batch, tokens, source = packed
         if source is not None:
             # A row without an answer drew NO_TOKEN; its request has failed, whatever comes of it here.
             tokens = torch.where(source >= 0, self.drawn[source.clamp(min=0)].clamp(min=0), tokens)

@@ -6,8 +6,10 @@ of the two widths of integers. Knows spans and the size of a page; must not know
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,22 +20,36 @@ from denim.runner.plan import Span, is_decode
 
 
 class HostStep(NamedTuple):
-    """A step of T tokens in N spans, the first `decode` of which are decode rows, as arrays on the host.
+    """A step of T tokens in N spans on the host; the first `decode` spans are decode rows.
 
-    tokens, sources, positions, token_pages: int64 [T]; a source is the token's row among those that the last
-    step drew, -1 where the token is given. token_pages is empty without pages. page_ids: int32, all page
-    tables one behind the other.
+    Of each span: request_ids, starts, slot_in, slot_out, saves, states (how its token is drawn; None: none
+    is). drawing: the spans that draw a token. unknown: whether each of those ends with a token that the host
+    does not know. scored: whether a report on a prompt is wanted.
+    Arrays: tokens, sources, positions, token_pages int64 [T]; a source is the token's row among those that
+    the last step drew, -1 where the token is given. token_pages is empty without pages. page_ids int32, all
+    page tables one behind the other; page_offsets [N + 1], where they begin; kv_lengths [N]; cu_seqlens
+    [N + 1], where the spans begin among the tokens.
     """
 
+    spans: Sequence[Span]
     decode: int
+    request_ids: Sequence[int]
+    starts: Sequence[int]
+    slot_in: Sequence[int]
+    slot_out: Sequence[int]
+    states: Sequence[Any]
+    saves: Sequence[Sequence[tuple[int, int]]]
+    drawing: list[int]
+    unknown: list[bool]
+    scored: bool
     tokens: np.ndarray
     sources: np.ndarray
     positions: np.ndarray
     token_pages: np.ndarray
     page_ids: np.ndarray
-    page_offsets: list[int]
-    kv_lengths: list[int]
-    cu_seqlens: list[int]
+    page_offsets: np.ndarray
+    kv_lengths: np.ndarray
+    cu_seqlens: np.ndarray
 
 
 class PackedStep(NamedTuple):
@@ -59,82 +75,92 @@ def sender(device: torch.device) -> Send:
 def arrange(
     spans: Sequence[Span], rows_before: Mapping[int, int], *, page_size: int, paged: bool
 ) -> HostStep:
-    """`spans` as arrays; decode rows come first. See `pack`."""
-    starts = np.array([span.start for span in spans], dtype=np.int64)
-    lengths = np.array([len(span.tokens) for span in spans], dtype=np.int64)
-    decode = sum([is_decode(span) for span in spans])
+    """`spans`, decode rows first, column by column: what is done row by row costs the host in every step.
+
+    `paged`: whether the model has pages at all. `rows_before`: request id -> its row among the tokens that
+    the last step drew; needed where a span has a token that the host does not know (negative).
+    """
+    columns = zip(*spans, strict=True) if spans else iter([()] * len(Span._fields))
+    request_ids, begins, given, tables, slot_in, slot_out, states, scored, _, _, saves = columns
+    counts = list(map(len, given))
+    decode = len(spans)
+    if slot_in != slot_out or max(counts, default=1) > 1:  # not what nearly every step is
+        rows = [is_decode(span) for span in spans]
+        decode = sum(rows)
+        if not all(rows[:decode]):
+            ordered = sorted(spans, key=lambda span: not is_decode(span))
+            return arrange(ordered, rows_before, page_size=page_size, paged=paged)
+
+    starts, lengths = np.array(begins, dtype=np.int64), np.array(counts, dtype=np.int64)
     kv_lengths = starts + lengths
     cu_seqlens = _offsets(lengths)
-
-    tokens = np.empty(cu_seqlens[-1], dtype=np.int64)
-    positions = np.empty(cu_seqlens[-1], dtype=np.int64)
-    tokens[:decode] = [span.tokens[0] for span in spans[:decode]]
-    positions[:decode] = starts[:decode]
-    for row in range(decode, len(spans)):
-        here = slice(cu_seqlens[row], cu_seqlens[row + 1])
-        tokens[here] = spans[row].tokens
-        positions[here] = np.arange(starts[row], kv_lengths[row])
+    tokens = np.fromiter(chain.from_iterable(given), np.int64, sum(counts))
+    of_token, positions = np.arange(len(spans)), starts
+    if decode < len(spans):
+        of_token = np.repeat(of_token, lengths)
+        positions = np.arange(len(tokens)) + (starts - cu_seqlens[:-1])[of_token]
 
     sources = np.full(len(tokens), -1, dtype=np.int64)
-    unknown = np.flatnonzero(tokens < 0)
-    if len(unknown):
-        of_token = np.repeat(np.arange(len(spans)), lengths)[unknown]
-        sources[unknown] = [rows_before[spans[row].request_id] for row in of_token.tolist()]
+    unknown = tokens < 0
+    if unknown.any():
+        sources[unknown] = [rows_before[request_ids[row]] for row in of_token[unknown].tolist()]
+    drawing = [row for row, state in enumerate(states) if state is not None]
+    last_unknown = unknown[cu_seqlens[1:] - 1].tolist() if spans else []
 
-    counts = -(-kv_lengths // page_size) if paged else np.zeros_like(starts)
-    page_offsets = _offsets(counts)
-    page_ids = np.empty(page_offsets[-1], dtype=np.int32)
-    for span, at, end in zip(spans, page_offsets.tolist(), page_offsets[1:].tolist(), strict=False):
-        page_ids[at:end] = span.pages[: end - at]
+    page_counts = -(-kv_lengths // page_size) if paged else np.zeros_like(starts)
+    page_offsets = _offsets(page_counts)
+    joined = array("i")  # joins others of its kind as blocks
+    for table, count in zip(tables, page_counts.tolist(), strict=True):
+        joined.extend(table if len(table) == count else table[:count])
+    page_ids = np.array(joined, dtype=np.int32)
     token_pages = np.empty(0, dtype=np.int64)
     if paged:
-        tables = np.repeat(page_offsets[:-1], lengths)
-        token_pages = page_ids[tables + positions // page_size].astype(np.int64)
+        token_pages = page_ids[page_offsets[:-1][of_token] + positions // page_size].astype(np.int64)
     return HostStep(
-        decode,
-        tokens,
-        sources,
-        positions,
-        token_pages,
-        page_ids,
-        page_offsets.tolist(),
-        kv_lengths.tolist(),
-        cu_seqlens.tolist(),
+        spans=spans,
+        decode=decode,
+        request_ids=request_ids,
+        starts=begins,
+        slot_in=slot_in,
+        slot_out=slot_out,
+        states=states,
+        saves=saves,
+        drawing=drawing,
+        unknown=[last_unknown[row] for row in drawing],
+        scored=True in scored,
+        tokens=tokens,
+        sources=sources,
+        positions=positions,
+        token_pages=token_pages,
+        page_ids=page_ids,
+        page_offsets=page_offsets,
+        kv_lengths=kv_lengths,
+        cu_seqlens=cu_seqlens,
     )
 
 
-def _offsets(lengths: np.ndarray) -> np.ndarray:
-    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-
-
 def pack(
-    spans: Sequence[Span],
+    step: HostStep,
     memory: Memory,
     *,
     page_size: int,
-    paged: bool,
     send: Send,
-    rows_before: Mapping[int, int],
     pending: Sequence[int] | None = None,
 ) -> PackedStep:
-    """The batch of `spans`, whose decode rows come first.
-
-    `paged`: whether the model has pages at all. `rows_before`: request id -> its row among the tokens that
-    the last step drew; needed where a span has a token that the host does not know (negative). `pending`: of
-    each decode row the records in its slot's ring; None without rings.
-    """
-    step = arrange(spans, rows_before, page_size=page_size, paged=paged)
-    behind = spans[step.decode :]
-    carried = [row for row, span in enumerate(behind) if span.slot_in >= 0]
+    """The batch of a step. `pending`: of each decode row the records in its slot's ring; None without
+    rings."""
+    decode = step.decode
+    behind_in, behind_out = step.slot_in[decode:], step.slot_out[decode:]
+    carried = [row for row, slot in enumerate(behind_in) if slot >= 0]
     unknown = bool((step.sources >= 0).any())
     wide = [
         step.tokens,
         step.positions,
         step.token_pages,
-        [span.slot_out for span in spans[: step.decode]],
-        [span.slot_out for span in behind],
+        step.slot_out[:decode],
+        behind_out,
         carried,
-        [behind[row].slot_in for row in carried],
+        [behind_in[row] for row in carried],
         step.sources if unknown else (),
     ]
     narrow = [step.page_ids, step.page_offsets, step.kv_lengths, step.cu_seqlens, pending or ()]
@@ -153,15 +179,21 @@ def pack(
         prefill_slots=slots[1],
         carried=slots[2],
         carried_slots=slots[3],
-        cu_seqlens=step.cu_seqlens,
-        kv_lengths=step.kv_lengths,
-        page_offsets=step.page_offsets,
-        slot_in=[span.slot_in for span in spans],
-        slot_out=[span.slot_out for span in spans],
-        saves=[span.saves for span in behind],
+        cu_seqlens=step.cu_seqlens.tolist(),
+        kv_lengths=step.kv_lengths.tolist(),
+        page_offsets=step.page_offsets.tolist(),
+        slot_in=list(step.slot_in),
+        slot_out=list(step.slot_out),
+        saves=list(step.saves[decode:]),
         pending=None if pending is None else records,
     )
     return PackedStep(batch, tokens, sources if unknown else None)
+
+
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    lengths.cumsum(out=offsets[1:])
+    return offsets
 
 
 def _parts(arrays: Sequence, dtype: type, send: Send) -> tuple[Tensor, ...]:

@@ -21,7 +21,8 @@ from denim.memory.swap import SwapSpace
 from denim.runner.flushing import flush_slots
 from denim.runner.forward import Forward
 from denim.runner.logprobs import TokenLogprobs, prompt_logprobs
-from denim.runner.plan import Span, StepPlan, Swap, is_decode
+from denim.runner.packing import HostStep
+from denim.runner.plan import Span, StepPlan, Swap
 from denim.runner.sampler import Draw, Sampler, SamplingState
 
 # Rows of logits that exist at one time while a prompt is scored.
@@ -47,7 +48,7 @@ class StepOutput:
 class Undrawn(NamedTuple):
     """`logits` [n, vocab] and, where they are known, their `largest` [n], of spans with these states."""
 
-    states: list[SamplingState]
+    states: Sequence[SamplingState]
     logits: Tensor
     largest: Tensor | None
 
@@ -62,7 +63,7 @@ class Flight:
 
     plan: StepPlan
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    requests: list[int] = field(default_factory=list)
+    requests: Sequence[int] = ()
     draw: Draw | None = None
     undrawn: Undrawn | None = None
 
@@ -105,33 +106,24 @@ class Runner:
         than the span starts at.
         """
         self._move(plan)
-        expect = self.arena.expect
-        for span in plan.spans:
-            if span.slot_in >= 0:
-                expect(span.slot_in, span.start)
         flight = Flight(plan)
         if not plan.spans:
             return flight
-        behind = [span for span in plan.spans if not is_decode(span)]
-        spans = plan.spans
-        if behind:
-            spans = [*(span for span in spans if is_decode(span)), *behind]
+        step = self.forward.arrange(plan.spans, self._rows_drawn)
+        self.arena.expect_all(step.slot_in, step.starts)
         pending = None
         if self.storage.layout.records:
-            self._flush_read_whole(behind)
-            tag = self.arena.tag
-            pending = [tag(span.slot_in).pending for span in spans[: len(spans) - len(behind)]]
-        drawing = [span for span in spans if span.sampling is not None]
-        captured = self.forward.replay(spans, self._rows_drawn, pending)
+            self._flush_read_whole(step.slot_in[step.decode :])
+            pending = self.arena.pending(step.slot_in[: step.decode])
+        captured = self.forward.replay(step, pending)
         if captured is not None:
-            if drawing:
-                self._draw(drawing, captured.logits, flight, captured.largest)
+            if step.drawing:
+                self._draw(step, captured.logits, flight, captured.largest)
             return flight
-        batch, hidden = self.forward.run(spans, self._rows_drawn, pending)
-        self._score_prompts(spans, batch, hidden, flight)
-        if drawing:
-            rows = [row for row, span in enumerate(spans) if span.sampling is not None]
-            self._draw(drawing, self.forward.last_logits(batch, hidden, rows), flight)
+        batch, hidden = self.forward.run(step, pending)
+        self._score_prompts(step.spans, batch, hidden, flight)
+        if step.drawing:
+            self._draw(step, self.forward.last_logits(batch, hidden, step.drawing), flight)
         return flight
 
     def _move(self, plan: StepPlan) -> None:
@@ -162,11 +154,11 @@ class Runner:
             for transfer in plan.loads:
                 self.host.load(transfer)
 
-    def _flush_read_whole(self, spans: Sequence[Span]) -> None:
-        """Spans that are no decode rows read states, not records."""
-        tag = self.arena.tag
-        waiting = {span.slot_in: tag(span.slot_in).pending for span in spans if span.slot_in >= 0}
-        waiting = {slot: pending for slot, pending in waiting.items() if pending}
+    def _flush_read_whole(self, slots: Sequence[int]) -> None:
+        """Spans that are no decode rows read states, not records. `slots`: where they begin, -1: nowhere."""
+        held = [slot for slot in slots if slot >= 0]
+        pending = dict(zip(held, self.arena.pending(held), strict=True))
+        waiting = {slot: records for slot, records in pending.items() if records}
         if waiting:
             flush_slots(self.storage, waiting)
             for slot in waiting:
@@ -193,17 +185,19 @@ class Runner:
         flight.undrawn = None
         self._draw_rows(flight, states, logits, [0] * len(states), largest)
 
-    def _draw(
-        self, spans: Sequence[Span], logits: Tensor, flight: Flight, largest: Tensor | None = None
-    ) -> None:
-        """A token for each of `spans` from its row of `logits`, now or when it can be."""
-        states = [span.sampling for span in spans]
-        flight.requests = [span.request_id for span in spans]
-        ahead = [int(span.tokens[-1] < 0) for span in spans]
-        if any([more and state.needs_past for more, state in zip(ahead, states, strict=True)]):
+    def _draw(self, step: HostStep, logits: Tensor, flight: Flight, largest: Tensor | None = None) -> None:
+        """A token for each span that draws one from its row of `logits`, now or when it can be."""
+        states: Sequence[SamplingState] = step.states
+        flight.requests = step.request_ids
+        if len(step.drawing) < len(step.spans):
+            states = [step.states[row] for row in step.drawing]
+            flight.requests = [step.request_ids[row] for row in step.drawing]
+        if True in step.unknown and any(
+            [more and state.needs_past for more, state in zip(step.unknown, states, strict=True)]
+        ):
             flight.undrawn = Undrawn(states, logits, largest)
         else:
-            self._draw_rows(flight, states, logits, ahead, largest)
+            self._draw_rows(flight, states, logits, step.unknown, largest)
 
     def _draw_rows(
         self,

@@ -9,7 +9,7 @@ import torch
 
 from denim.engine.core import EngineCore
 from denim.engine.options import EngineOptions
-from denim.runner.step_graphs import MOST_PREFILL_SPANS
+from denim.runner.step_shapes import MOST_PREFILL_SPANS
 from denim.sampling_params import SamplingParams
 from tests.tiny import VOCAB, checkpoint
 

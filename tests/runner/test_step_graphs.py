@@ -1,4 +1,4 @@
-"""Shapes, and what a step looks like in the static buffers of one; the graphs themselves need a GPU."""
+"""What a step looks like in the static buffers of a shape; the graphs themselves need a GPU."""
 
 from __future__ import annotations
 
@@ -7,33 +7,11 @@ import torch
 
 from denim.runner.packing import arrange
 from denim.runner.plan import Span
-from denim.runner.step_graphs import (
-    CapturedBatch,
-    StepGraphs,
-    StepShape,
-    _ints,
-    decode_shapes,
-    prefill_shapes,
-)
+from denim.runner.static_inputs import InputBuffers, StaticInputs, ints_of
+from denim.runner.step_graphs import CapturedBatch, StepGraphs
+from denim.runner.step_shapes import StepShape
 
 PAGE = 4
-
-
-@pytest.mark.parametrize("most", [1, 3, 8, 9, 64, 100, 256, 300])
-def test_every_number_of_rows_has_a_shape(most: int) -> None:
-    shapes = decode_shapes(most)
-    assert shapes[-1].rows == most and len(set(shapes)) == len(shapes)
-    for rows in range(1, most + 1):
-        fitting = min(shape.rows for shape in shapes if shape.rows >= rows)
-        assert fitting - rows < max(8, rows / 2)
-
-
-def test_prefill_shapes_keep_within_a_step() -> None:
-    assert max(shape.tokens for shape in prefill_shapes(256, 500)) == 500
-    assert {shape.rows for shape in prefill_shapes(20, 4096)} == {0, 20}
-    assert {shape.rows for shape in prefill_shapes(64, 4096)} == {0, 32, 64}
-    assert {shape.spans for shape in prefill_shapes(64, 4096) if not shape.rows} == {1}
-    assert {shape.tokens for shape in prefill_shapes(4, 32)} == {32}
 
 
 class NoEvent:
@@ -44,19 +22,24 @@ class NoEvent:
         pass
 
 
-def graphs_without_a_device(shape: StepShape) -> tuple[StepGraphs, CapturedBatch]:
+@pytest.fixture(autouse=True)
+def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.cuda, "Event", NoEvent)
+
+
+def graphs_without_a_device(shape: StepShape) -> tuple[StepGraphs, CapturedBatch, StaticInputs]:
     graphs = StepGraphs.__new__(StepGraphs)
     graphs.storage, graphs.paged, graphs.page_size, graphs.deferred = None, True, PAGE, True
-    graphs._buffer = torch.full((_ints(shape) + 40,), 77, dtype=torch.int32)
-    graphs._staging = [(graphs._buffer.clone(), NoEvent()) for _ in range(2)]
+    graphs._inputs = InputBuffers(ints_of(shape) + 40, torch.device("cpu"))
+    for buffer in (graphs._inputs._buffer, *(staged for staged, _ in graphs._inputs._staged)):
+        buffer.fill_(77)
     batch, inputs = graphs._batch(shape)
-    batch.inputs = inputs
-    return graphs, batch
+    return graphs, batch, inputs
 
 
-def test_a_step_and_its_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    graphs, batch = graphs_without_a_device(StepShape(rows=3, spans=3, tokens=12))
+def test_a_step_and_its_padding() -> None:
+    graphs, batch, inputs = graphs_without_a_device(StepShape(rows=3, spans=3, tokens=12))
     table = batch.chunks(4)
     spans = [
         Span(10, 5, [-1], [8, 9], 2, 2, "draws"),
@@ -65,8 +48,8 @@ def test_a_step_and_its_padding(monkeypatch: pytest.MonkeyPatch) -> None:
         Span(13, 4, [6, 7], [30, 31], 6, 5, "draws"),
     ]
     step = arrange(spans, {10: 1}, page_size=PAGE, paged=True)
-    assert graphs._fill(batch, step, spans, [2, 1])
-    tokens, sources, ends = batch.inputs
+    assert graphs._fill(batch, step, [2, 1])
+    tokens, sources, ends = inputs.tokens, inputs.sources, inputs.ends
     nothing = [0] * 5
     assert tokens.tolist() == [-1, 41, 0, 1, 2, 3, 4, 5, 6, 7, *nothing]
     assert batch.pending.tolist()[:2] == [2, 1]
@@ -88,16 +71,15 @@ def test_a_step_and_its_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.save is not None and table.save[:4].tolist() == [9, -1, -1, -1]
 
     follows = [Span(11, 4, [42], [7, 17], 3, 3, "draws")]
-    assert graphs._fill(batch, arrange(follows, {}, page_size=PAGE, paged=True), follows)
+    assert graphs._fill(batch, arrange(follows, {}, page_size=PAGE, paged=True))
     assert tokens.tolist() == [42] + [0] * 14
     assert batch.decode_slots.tolist() == [3, -1, -1]
     assert (table.chunks[:, 0] == -1).all() and table.slot_out.tolist() == [-1] * 3
     assert batch.kv_lens.tolist() == [5, 0, 0, 0, 0, 0]
 
 
-def test_more_wanted_states_than_a_shape_has_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    graphs, batch = graphs_without_a_device(StepShape(rows=1, spans=1, tokens=64))
+def test_more_wanted_states_than_a_shape_has_chunks() -> None:
+    graphs, batch, _ = graphs_without_a_device(StepShape(rows=1, spans=1, tokens=64))
     batch.chunks(64)
     spans = [Span(1, 0, [5] * 64, list(range(16)), -1, 0, saves=[(at, at) for at in range(1, 64)])]
-    assert not graphs._fill(batch, arrange(spans, {}, page_size=PAGE, paged=True), spans)
+    assert not graphs._fill(batch, arrange(spans, {}, page_size=PAGE, paged=True))

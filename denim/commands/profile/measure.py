@@ -23,8 +23,7 @@ from denim.engine.core import EngineCore
 from denim.errors import ConfigError
 from denim.memory.fit import requests_that_fit
 from denim.runner.largest import largest
-from denim.runner.packing import is_decode
-from denim.runner.plan import Span
+from denim.runner.packing import HostStep
 from denim.sampling_params import SamplingParams
 
 STEPS = 15
@@ -98,16 +97,17 @@ def _profile(core: EngineCore, limits: Limits, seconds: float, title: str) -> St
     core.settle()  # so that all tokens are known
     plan = core.scheduler.schedule()
     assert plan is not None
-    spans = sorted(plan.spans, key=lambda span: not is_decode(span))
     forward = core.runner.forward
+    step = forward.arrange(plan.spans)
     model, device = forward.model, forward.device
     with recorded(model) as calls:
-        batch, hidden = forward.run(spans, {})
+        batch, hidden = forward.run(step)
     last = torch.tensor([end - 1 for end in batch.cu_seqlens[1:]], device=device)
     logits = model.logits(hidden[last])
-    decode = all(map(is_decode, spans))
-    captured = forward.replay(spans, {}) is not None  # then the parts are, or launches would be timed
-    tokens, rows = len(hidden), len(spans)
+    rows = len(step.spans)
+    decode = step.decode == rows
+    captured = forward.replay(step) is not None  # then the parts are, or launches would be timed
+    tokens = len(hidden)
     context = sum(batch.kv_lengths) / rows if decode else tokens / rows
     parts = []
     for name in PARTS:
@@ -122,7 +122,7 @@ def _profile(core: EngineCore, limits: Limits, seconds: float, title: str) -> St
             taken = device_seconds(partial(_call_all, own), device, captured=captured)
         work = work_of(model.spec, own, name, tokens, rows, context)
         parts.append(Part(name, taken, limits.seconds(*work)))
-    whole = device_seconds(lambda: _forward(core, spans), device, captured=False)
+    whole = device_seconds(lambda: _forward(core, step), device, captured=False)
     inside = sum(part.seconds for part in parts)
     parts.append(Part(REST, max(whole - inside, 0.0), None))
     parts.append(Part(HOST, max(seconds - max(whole, inside), 0.0), None))
@@ -134,14 +134,14 @@ def _call_all(calls: Sequence[Call]) -> None:
         call()
 
 
-def _forward(core: EngineCore, spans: list[Span]) -> Any:
+def _forward(core: EngineCore, step: HostStep) -> Any:
     """What the device does in a step, as the engine has it done."""
     forward = core.runner.forward
-    captured = forward.replay(spans, {})
+    captured = forward.replay(step)
     if captured is not None:
         return captured
-    batch, hidden = forward.run(spans, {})
-    return largest(forward.last_logits(batch, hidden, range(len(spans))))
+    batch, hidden = forward.run(step)
+    return largest(forward.last_logits(batch, hidden, range(len(step.spans))))
 
 
 def _add(core: EngineCore, rows: int, length: int, tokens: int) -> None:

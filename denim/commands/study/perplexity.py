@@ -123,9 +123,10 @@ def score(
             Span(row, t, [text[t]], tables[row], slots[row] if t else FRESH, slots[row], sampling=DRAWS)
             for row, text in enumerate(texts * len(storages))
         ]
-        captured = forward.replay(spans, {})
+        step = forward.arrange(spans)
+        captured = forward.replay(step)
         if captured is None:
-            batch, hidden = forward.run(spans, {})
+            batch, hidden = forward.run(step)
             logits = forward.last_logits(batch, hidden, range(rows))
         else:
             logits = captured.logits

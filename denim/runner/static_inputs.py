@@ -1,0 +1,147 @@
+"""What captured steps read: one buffer of integers, filled on the host and sent in one transfer.
+
+Owns the buffer, where each input of a shape lies in it, and what a step and its padding look like there:
+decode rows with slot -1, spans without tokens, tokens of no span. Knows a step's arrays; must not know graphs
+or what a layer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from denim.runner.packing import HostStep
+from denim.runner.step_shapes import StepShape
+
+# Inputs begin at multiples of so many numbers, since kernels have a faster variant for pointers that are
+# multiples of 16 bytes, and another variant for any that are not.
+_ALIGNED = 4
+
+
+class StaticInputs(NamedTuple):
+    """Views of one buffer, tensors or arrays, for a shape of R rows, S spans and T tokens.
+
+    int64: tokens, sources, positions, token_pages [R + T]; decode_slots [R]; ends [R + S], the rows that are
+    drawn from. int32: kv_lens [R + S]; page_indptr, q_indptr [R + S + 1]; records [R], in the rings of the
+    decode rows' slots; page_ids, all that follows.
+    """
+
+    tokens: Any
+    sources: Any
+    positions: Any
+    token_pages: Any
+    decode_slots: Any
+    ends: Any
+    kv_lens: Any
+    page_indptr: Any
+    q_indptr: Any
+    records: Any
+    page_ids: Any
+
+    @classmethod
+    def of(cls, buffer: Any, wide: Any, shape: StepShape) -> StaticInputs:
+        """`buffer`: int32, of at least `ints_of(shape)`. `wide`: int64, as its `view` takes it."""
+        split = 2 * _size(_wide_lengths(shape))
+        narrow = buffer[split:]
+        page_ids = narrow[_size(_narrow_lengths(shape)) :]
+        wide_parts = _parts(buffer[:split].view(wide), _wide_lengths(shape))
+        return cls._make([*wide_parts, *_parts(narrow, _narrow_lengths(shape)), page_ids])
+
+
+class InputBuffers:
+    """Room for `ints` int32 on the device and, twice, in pinned memory: what was sent from one may still be
+    on its way while the next step is written into the other."""
+
+    def __init__(self, ints: int, device: torch.device) -> None:
+        self._buffer = torch.zeros(ints, dtype=torch.int32, device=device)
+        self._staged = [(self._buffer.cpu().pin_memory(), torch.cuda.Event()) for _ in range(2)]
+        self._turn = 0
+
+    def inputs(self, shape: StepShape) -> tuple[StaticInputs, list[StaticInputs]]:
+        """The places of a shape's inputs: on the device, and as arrays in either of the host's buffers."""
+        staged = [StaticInputs.of(buffer.numpy(), np.int64, shape) for buffer, _ in self._staged]
+        return StaticInputs.of(self._buffer, torch.int64, shape), staged
+
+    def send(
+        self,
+        staged: Sequence[StaticInputs],
+        shape: StepShape,
+        step: HostStep,
+        pending: Sequence[int] | None,
+    ) -> StaticInputs:
+        """Write a step that `shape` holds and send it; nobody waits. `staged`: the second of `inputs`.
+        Returns what was sent. pending: of each decode row the records in its slot's ring; None: no rings."""
+        self._turn = 1 - self._turn
+        buffer, sent = self._staged[self._turn]
+        sent.synchronize()  # the copy before the last; only a host that is two steps ahead waits
+        _write(staged[self._turn], shape, step, pending)
+        used = ints_of(shape) + len(step.page_ids)
+        self._buffer[:used].copy_(buffer[:used], non_blocking=True)
+        sent.record()
+        return staged[self._turn]
+
+
+@cache
+def ints_of(shape: StepShape) -> int:
+    """int32 of a buffer before the page ids."""
+    return 2 * _size(_wide_lengths(shape)) + _size(_narrow_lengths(shape))
+
+
+def _write(inputs: StaticInputs, shape: StepShape, step: HostStep, pending: Sequence[int] | None) -> None:
+    rows, first = step.decode, shape.rows  # of the step; where the spans behind them begin
+    behind = len(step.slot_out) - rows
+    for part, values, nothing in (
+        (inputs.tokens, step.tokens, 0),
+        (inputs.sources, step.sources, -1),
+        (inputs.positions, step.positions, 0),
+        (inputs.token_pages, step.token_pages, -1),
+        (inputs.kv_lens, step.kv_lengths, 0),
+    ):
+        part.fill(nothing)
+        if len(values):  # a model without attention has no pages
+            part[:rows] = values[:rows]
+            part[first : first + len(values) - rows] = values[rows:]
+    inputs.decode_slots.fill(-1)
+    inputs.decode_slots[:rows] = step.slot_out[:rows]
+    if pending is not None:
+        inputs.records[:rows] = pending
+
+    offsets, starts = step.page_offsets, step.cu_seqlens
+    for part, values in ((inputs.page_indptr, offsets), (inputs.q_indptr, starts + (first - rows))):
+        part[rows:first] = values[rows]
+        part[first : first + behind + 1] = values[rows:]
+        part[first + behind + 1 :] = values[-1]
+        part[:rows] = values[:rows]
+    inputs.q_indptr[:first] = np.arange(first)
+    inputs.page_ids[: len(step.page_ids)] = step.page_ids
+    if shape.spans:  # without them every row is drawn from
+        last = starts[1:][step.drawing] - 1
+        last[np.asarray(step.drawing) >= rows] += first - rows
+        inputs.ends.fill(0)
+        inputs.ends[: len(last)] = last
+
+
+def _wide_lengths(shape: StepShape) -> list[int]:
+    """Of the int64 inputs but for the page ids, in their order."""
+    return [shape.rows + shape.tokens] * 4 + [shape.rows, shape.rows + shape.spans]
+
+
+def _narrow_lengths(shape: StepShape) -> list[int]:
+    """Of the int32 inputs, in their order."""
+    spans = shape.rows + shape.spans
+    return [spans, spans + 1, spans + 1, shape.rows]
+
+
+def _size(lengths: Sequence[int]) -> int:
+    """Of a block with parts so long, each of which begins at a multiple of `_ALIGNED`."""
+    return sum(-(-length // _ALIGNED) * _ALIGNED for length in lengths)
+
+
+def _parts(block: Any, lengths: Sequence[int]) -> list:
+    """Views of the parts of a block."""
+    starts = [_size(lengths[:n]) for n in range(len(lengths))]
+    return [block[start : start + length] for start, length in zip(starts, lengths, strict=True)]
