@@ -1,7 +1,7 @@
 """Exponentials, SiLU and softplus as device functions of few instructions.
 
-A GPU's own exponential and logarithm are to base 2. `tl.exp`, `tl.log` and division spend several times as
-many instructions for arguments that do not occur here: denormal numbers, quotients near overflow.
+A GPU's own exponential is to base 2. `tl.exp`, division and every logarithm spend several times as many
+instructions, for arguments that do not occur here: denormal numbers, quotients near overflow.
 """
 
 from __future__ import annotations
@@ -10,11 +10,21 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
-# Above it softplus(x) is x in fp32, as in torch.
-SOFTPLUS_LINEAR = tl.constexpr(20.0)
-# Below it 1 + e has lost so much of e that four terms of the series of log(1 + e) are nearer.
-SOFTPLUS_SERIES = tl.constexpr(0.015625)
+# log(1 + e) / e for e of 0 .. 1, lowest power first: least squares on Chebyshev's points, reweighted until the
+# relative error is level. It is 3e-8 there, 2e-7 with the roundings of fp32.
+LOG_SERIES = tl.constexpr(
+    (
+        0.99999997,
+        -0.499994931,
+        0.333190968,
+        -0.24842982,
+        0.19106006,
+        -0.136632442,
+        0.0782259335,
+        -0.0295052275,
+        0.00523269145,
+    )
+)
 
 
 @triton.jit
@@ -38,8 +48,9 @@ def silu(x):
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), fp32, to fp32's accuracy also where it is small."""
-    e = tl.exp2(tl.minimum(x, SOFTPLUS_LINEAR) * LOG2_E)
-    series = e * (1.0 - e * (0.5 - e * (0.3333333333 - 0.25 * e)))
-    y = tl.where(e < SOFTPLUS_SERIES, series, tl.log2(1.0 + e) * LN_2)
-    return tl.where(x > SOFTPLUS_LINEAR, x, y)
+    """log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), fp32, to fp32's accuracy also where it is small."""
+    e = tl.exp2(-tl.abs(x) * LOG2_E)
+    y = e * LOG_SERIES[8] + LOG_SERIES[7]
+    for i in tl.static_range(7):
+        y = y * e + LOG_SERIES[6 - i]
+    return tl.maximum(x, 0.0) + y * e
