@@ -54,6 +54,7 @@ class _Engine(NamedTuple):
     @classmethod
     def start(cls, order: Start) -> _Engine:
         ours, theirs = socket.socketpair()
+        ours.sendall(packed([order]))  # it waits there for the process
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", _CODE, str(theirs.fileno())],
@@ -64,13 +65,12 @@ class _Engine(NamedTuple):
                 | os.environ
                 | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
-        ours.sendall(packed([order]))
         return cls(process, ours)
 
     def wait_ready(self) -> EngineFacts:
         """Raises what the engine raises when it cannot start, and EngineDiedError if the process dies."""
         frames = FrameReader()
-        while piece := self.end.recv(PIECE):
+        while piece := self._piece():
             for message in frames.feed(piece):
                 if isinstance(message, Failed):
                     self.process.wait()
@@ -80,6 +80,13 @@ class _Engine(NamedTuple):
         raise EngineDiedError(
             f"the engine process {self.how_it_ended()} before it was ready; see its messages"
         )
+
+    def _piece(self) -> bytes:
+        """What has come, waiting for it; nothing when the process has closed its end, read or unread."""
+        try:
+            return self.end.recv(PIECE)
+        except ConnectionResetError:
+            return b""
 
     def how_it_ended(self) -> str:
         """Waits for the end of a process that has closed its end of the pair."""
@@ -208,6 +215,7 @@ class EngineClient(EngineFront):
                 break
             except (DenimError, OSError) as error:
                 self._engine.end.close()
+                self.crashes += isinstance(error, EngineDiedError)  # else it said itself why it cannot serve
                 log.error("the engine cannot be started again: %s; next try in %.0f s", error, pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

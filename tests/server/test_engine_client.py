@@ -268,6 +268,24 @@ async def serves(engine: EngineClient) -> bool:
     return True
 
 
+def test_death_while_the_model_is_loaded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is counted as any other."""
+    monkeypatch.setattr(engine_client, "FIRST_PAUSE", 0.1)
+
+    async def scene(engine: EngineClient) -> None:
+        crashes = engine.crashes
+        for _ in range(2):  # one that serves, and the one that is started in its place
+            pid = engine.pid
+            os.kill(pid, signal.SIGKILL)
+            while engine.pid == pid:
+                await asyncio.sleep(0.01)
+        await until(lambda: serves(engine))
+        assert engine.crashes == crashes + 2
+        assert len(await tokens(engine.generate(PROMPT, GREEDY))) == 12
+
+    stage.play(scene)
+
+
 @pytest.mark.slow  # six starts
 def test_a_start_that_fails_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it succeeds; an engine that is told to drain meanwhile takes no new requests then."""
