@@ -42,9 +42,9 @@ class Completion:
 
     def accept(self, token: int, report: TokenLogprobs | None) -> StreamDelta:
         """Take the next token; the delta carries the finish reason when it is the last one."""
-        output = self.output
+        output, sampling = self.output, self.sampling
         output.token_ids.append(token)
-        self.sampling.append(token)
+        sampling.append(token)
         logprobs = None
         if report is not None and output.logprobs is not None:
             logprobs = [logprobs_by_token(report, self._decode)]
@@ -52,7 +52,7 @@ class Completion:
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + report.logprob
 
         text, output.finish_reason, output.stop_reason = self._text.push(token)
-        constraint = self.sampling.constraint
+        constraint = sampling.constraint
         if constraint is not None and constraint.exhausted and output.finish_reason in (None, "length"):
             text += self._text.flush()  # its form is whole, and nothing can follow
             output.finish_reason = "stop"
@@ -65,8 +65,11 @@ class Completion:
 
     def _delta(self, text: str, tokens: list[int], logprobs: list | None) -> StreamDelta:
         output, request = self.output, self.request
-        first = output.index == 0 and len(output.token_ids) == len(tokens) == 1
-        output.text += text
+        scores = request.prompt_logprobs  # come with the first token of the first completion
+        if scores is not None and not (output.index == 0 and len(output.token_ids) == len(tokens) == 1):
+            scores = None
+        if text:
+            output.text += text
         return StreamDelta(
             request.request_id,
             output.index,
@@ -76,5 +79,5 @@ class Completion:
             output.finish_reason,
             output.stop_reason,
             request.num_cached_tokens,
-            request.prompt_logprobs if first else None,
+            scores,
         )

@@ -363,17 +363,18 @@ class EngineCore:
                 self.requests[self._request_of[id_]].note_scores(reports, decode)
         self.scheduler.update(plan, result.tokens)
         self.steps += 1
-        self.tokens += sum(span.length for span in plan.spans)
+        self.tokens += sum([len(span.tokens) for span in plan.spans])
+        request_of, requests, logprobs = self._request_of, self.requests, result.logprobs
         for id_, token in result.tokens.items():
-            request_id = self._request_of.get(id_)
+            request_id = request_of.get(id_)
             if request_id is None:
                 continue
-            in_flight = self.requests[request_id]
+            in_flight = requests[request_id]
             if in_flight.metrics.first_token_time is None:
                 in_flight.note_token()
                 in_flight.output.num_cached_tokens = self.scheduler.cached_tokens(id_)
             try:
-                delta = in_flight.completions[id_].accept(token, result.logprobs.get(id_))
+                delta = in_flight.completions[id_].accept(token, logprobs.get(id_))
             except Exception:
                 log.exception("request %s: its text cannot be made; it ends with an error", request_id)
                 delta = self._end(id_, "error")

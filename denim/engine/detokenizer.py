@@ -21,7 +21,8 @@ _LONG_TAIL = 16
 
 
 class Detokenizer:
-    """Text of one growing sequence of tokens. Costs two short decodes a token, however long the text."""
+    """Text of one growing sequence of tokens. Costs a look into a table for a token that is whole characters,
+    else two short decodes, however long the text."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -32,6 +33,11 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The text that is settled by `token`; "" if none is."""
+        if len(self._tail) == self._settled:  # no character is open
+            whole = self._tokenizer.whole_text(token)
+            if whole is not None:
+                self._tail, self._settled, self._given = [token], 1, len(whole)
+                return whole
         if not self._tokenizer.has_text(token, self._skip_special):
             return ""
         self._tail.append(token)

@@ -61,19 +61,20 @@ class TextStream:
         if params.detokenize and tokenizer is not None:
             self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
-        # Without text and without a token that could end it there is nothing but the length to look at.
-        self._looks = bool(self._detokenizer or self._ends or params.stop_token_ids)
+        self._ending = self._ends.union(params.stop_token_ids)
 
     def push(self, token: int) -> Piece:
         """What the next token adds. To be called no more after a piece with a finish_reason."""
         self._count += 1
-        if not self._looks:
-            return _NOTHING if self._count < self._max_tokens else Piece("", "length")
+        last = self._count >= self._max_tokens
+        if not (last or self._params.stop or token in self._ending):  # so for nearly every token
+            text = self._detokenizer.push(token) if self._detokenizer else ""
+            return Piece(text) if text else _NOTHING
         may_stop = self._count > self._params.min_tokens
-        ended = may_stop and (token in self._ends or token in self._params.stop_token_ids)
+        ended = may_stop and token in self._ending
         shown = not ended or self._params.include_stop_str_in_output
         text = self._detokenizer.push(token) if self._detokenizer and shown else ""
-        last = ended or self._count >= self._max_tokens
+        last = last or ended
         if last and self._detokenizer:
             text += self._detokenizer.flush()
         if may_stop:

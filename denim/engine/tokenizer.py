@@ -30,10 +30,15 @@ class Tokenizer:
 
     def __init__(self, inner: Any) -> None:
         """`inner`: a transformers tokenizer with a `tokenizers` backend."""
+        from tokenizers.decoders import ByteLevel
+
         self._inner = inner
         self._backend = inner.backend_tokenizer
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
+        # A byte-level decoder puts the bytes of all tokens together and reads them as UTF-8.
+        self._joins_bytes = isinstance(self._backend.decoder, ByteLevel)
+        self._whole: dict[int, str | None] = {}  # of tokens seen so far, see `whole_text`
 
     @property
     def inner(self) -> Any:
@@ -120,6 +125,17 @@ class Tokenizer:
             return bytes.fromhex(fallback[1])
         letters = _byte_letters()
         return bytes(letters[letter] for letter in name) if set(name) <= letters.keys() else text.encode()
+
+    def whole_text(self, token_id: int) -> str | None:
+        """What a token adds to any text that ends with a whole character, remembered, so that most tokens are
+        decoded once and for all. None where that depends on the text: for parts of characters, special
+        tokens, and decoders that do more than join bytes."""
+        if token_id not in self._whole:
+            text = None
+            if self._joins_bytes and self.has_text(token_id):
+                text = self.decode_one(token_id)
+            self._whole[token_id] = None if text is None or _MARK in text else text
+        return self._whole[token_id]
 
     def has_text(self, token_id: int, skip_special_tokens: bool = True) -> bool:
         """Whether a token takes part in decoding: it exists, and is not a special one to be skipped."""

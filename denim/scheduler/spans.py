@@ -52,9 +52,8 @@ def deal_spans(
             spans.append(_span(request, known, holdings, forks.get(request.id)))
             prefills += 1  # it begins elsewhere than it ends
         else:  # what nearly every row of nearly every step is, so without detours
-            slot = request.slot
-            pages = request.pages[: holdings.pages_for(known)]
-            spans.append(Span(request.id, start, tokens[start:], pages, slot, slot, request.sampling))
+            slot, pages = request.slot, request.pages
+            spans.append(Span(request.id, start, [tokens[start]], pages, slot, slot, request.sampling))
     left = config.max_num_batched_tokens - len(spans)
     grid = config.chunk_size if left >= config.chunk_size else 1
     for request in behind:
