@@ -50,11 +50,16 @@ HARMLESS = frozenset(
 
 
 class Fields:
-    """The keys of one section, read once each; `finish` complains about those that nobody read."""
+    """The keys of one section, read once each; `finish` complains about those that nobody read.
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+    where: where the section stands, in words. raw: the section as it is, for readers to whom null means
+    something.
+    """
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.where = where
-        self._values = {key: value for key, value in values.items() if value is not None}
+        self.raw = raw
+        self._values = {key: value for key, value in raw.items() if value is not None}
         self._read: set[str] = set()
 
     def __contains__(self, key: str) -> bool:

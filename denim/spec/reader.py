@@ -6,18 +6,18 @@ Owns the choice of the family's reader by `model_type`. Readers are found, not l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
 from denim.errors import ConfigError
 from denim.spec import families
 from denim.spec.config_file import Source, config_name, load_config
+from denim.spec.fields import Fields
 from denim.spec.model import ModelSpec
 
-Reader = Callable[[Mapping[str, Any], str, str], ModelSpec]
+Reader = Callable[[Fields, str, str], ModelSpec]
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
@@ -33,22 +33,18 @@ def read_spec(source: Source, *, dtype: str = "auto", state_dtype: str = "auto")
     for name, value in (("dtype", dtype), ("state_dtype", state_dtype)):
         if value not in DTYPES:
             raise ConfigError(f"{name} is {value!r}; supported: {', '.join(DTYPES)}")
-    config = load_config(source)
+    config, where = load_config(source), config_name(source)
     kind = config.get("model_type")
     known = readers()
     if not isinstance(kind, str) or kind not in known:
         seen = f"is {kind!r}" if kind is not None else "is missing"
-        name = config_name(source)
-        raise ConfigError(f"{name}: 'model_type' {seen}; supported: {', '.join(sorted(known))}")
-    try:
-        return known[kind](config, dtype, state_dtype)
-    except ConfigError as error:  # readers call every config by the name that it has in a model folder
-        raise ConfigError(str(error).replace("config.json", config_name(source), 1)) from error
+        raise ConfigError(f"{where}: 'model_type' {seen}; supported: {', '.join(sorted(known))}")
+    return known[kind](Fields(config, where), dtype, state_dtype)
 
 
 @cache
 def readers() -> dict[str, Reader]:
-    """`model_type` -> the reader of such configs (config, dtype, state_dtype) -> ModelSpec."""
+    """`model_type` -> the reader of such configs (fields, dtype, state_dtype) -> ModelSpec."""
     found: dict[str, Reader] = {}
     for module in iter_modules(families.__path__):
         found.update(import_module(f"{families.__name__}.{module.name}").READERS)

@@ -66,8 +66,8 @@ UNUSED = (
 )
 
 
-def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
-    fields = Fields(_without_share(config), "config.json")
+def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
+    fields = Fields(_without_share(fields.raw), fields.where)
     refuse_quantised(fields)
     for key, supported in FIXED.items():
         fields.demand(key, supported)

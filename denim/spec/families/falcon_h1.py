@@ -8,10 +8,8 @@ one, it stands before the gate), no limits of Δ, untied embeddings, rms_norm_ep
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
 
 from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN
@@ -50,8 +48,7 @@ class FalconH1Details:
     time_step_limit: tuple[float, float]
 
 
-def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
-    fields = Fields(config, "config.json")
+def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     refuse_quantised(fields)
     for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
         fields.demand(key, [False])

@@ -6,9 +6,7 @@ layer_types is missing, multipliers 1, no positions, no limits of Δ, untied emb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from denim.spec.attention import FullAttention
 from denim.spec.ffn import FFN, DenseFFN, MoEFFN
@@ -43,8 +41,7 @@ class Details:
     time_step_limit: tuple[float, float]
 
 
-def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
-    fields = Fields(config, "config.json")
+def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     refuse_quantised(fields)
     fields.demand("attention_bias", [False])
     fields.demand("normalization_function", ["rmsnorm"])

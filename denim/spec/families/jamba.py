@@ -9,9 +9,6 @@ With one expert all layers are dense.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from denim.spec.attention import FullAttention
 from denim.spec.families.mamba import read_dt_rank
 from denim.spec.ffn import FFN, DenseFFN, MoEFFN
@@ -29,8 +26,7 @@ from denim.spec.standard_keys import (
 )
 
 
-def read_jamba(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
-    fields = Fields(config, "config.json")
+def read_jamba(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     refuse_quantised(fields)
     fields.choice("hidden_act", ["silu"], default="silu")
     fields.demand("mamba_inner_layernorms", [True])

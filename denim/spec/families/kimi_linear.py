@@ -8,9 +8,6 @@ beside `layer_types` (transformers). Positions are nowhere turned, so that RoPE'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from denim.errors import ConfigError
 from denim.spec.fields import Fields
 from denim.spec.latent_keys import MAX_POSITION, one_of, read_ffns, read_latent_attention
@@ -28,8 +25,7 @@ LINEAR_KEYS = {
 }
 
 
-def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
-    fields = Fields(config, "config.json")
+def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     refuse_quantised(fields)
     fields.demand("mla_use_nope", [True])
     fields.demand("moe_layer_freq", [1])

@@ -11,8 +11,7 @@ width of the feed-forward network adjusted to multiples of 256.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from denim.errors import ConfigError
 from denim.spec.attention import FullAttention
@@ -53,23 +52,18 @@ TRAINING_KEYS = (
 )
 
 
-def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
+def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     """The spec of an `lfm2` config."""
-
-    def ffns(fields: Fields, count: int) -> list[FFN]:
-        return [DenseFFN(_inner_width(fields, config))] * count
-
-    return read_stack(config, dtype, state_dtype, ffns)
+    return read_stack(fields, dtype, state_dtype, _ffns)
 
 
 def read_stack(
-    config: Mapping[str, Any],
+    fields: Fields,
     dtype: str,
     state_dtype: str,
     ffns: Callable[[Fields, int], list[FFN]],
 ) -> ModelSpec:
     """The spec of any config of this kind; `ffns(fields, layers)` reads what follows each layer's mixer."""
-    fields = Fields(config, "config.json")
     refuse_quantised(fields)
     fields.ignore(*TRAINING_KEYS)
     hidden = fields.positive_int("hidden_size")
@@ -95,7 +89,7 @@ def read_stack(
     }
     pattern = _pattern(fields)
     spec = ModelSpec(
-        family=str(config["model_type"]),
+        family=str(fields.get("model_type")),
         hidden_size=hidden,
         vocab_size=fields.positive_int("vocab_size"),
         layers=tuple(
@@ -113,17 +107,21 @@ def read_stack(
     return spec
 
 
-def _inner_width(fields: Fields, config: Mapping[str, Any]) -> int:
+def _ffns(fields: Fields, count: int) -> list[FFN]:
+    return [DenseFFN(_inner_width(fields))] * count
+
+
+def _inner_width(fields: Fields) -> int:
     """Two thirds of the stated width (SwiGLU has three matrices), times a factor, rounded up to a multiple.
 
-    A factor of null leaves out the rounding too; that is why the config itself is looked at.
+    A factor of null leaves out the rounding too; only `raw` tells it from a missing key.
     """
     fields.ignore(*WIDTH_KEYS)
     width = fields.positive_int("block_ff_dim" if "block_ff_dim" in fields else "intermediate_size")
     if not fields.flag("block_auto_adjust_ff_dim", default=True):
         return width
     width = int(2 * width / 3)
-    if config.get("block_ffn_dim_multiplier", DEFAULT_MULTIPLIER) is None:
+    if fields.raw.get("block_ffn_dim_multiplier", DEFAULT_MULTIPLIER) is None:
         return width
     width = int(fields.number("block_ffn_dim_multiplier", default=DEFAULT_MULTIPLIER) * width)
     multiple = fields.positive_int("block_multiple_of", default=DEFAULT_MULTIPLE)

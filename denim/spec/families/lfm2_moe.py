@@ -8,9 +8,6 @@ Defaults, all of them transformers' own: 2 dense layers, a bias of the router, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from denim.spec.families.lfm2 import read_stack
 from denim.spec.ffn import FFN, DenseFFN, MoEFFN
 from denim.spec.fields import Fields
@@ -23,9 +20,9 @@ DEFAULT_DENSE_LAYERS = 2
 ROUTER_GUARD = 1e-6
 
 
-def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
+def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     """The spec of an `lfm2_moe` config."""
-    return read_stack(config, dtype, state_dtype, _ffns)
+    return read_stack(fields, dtype, state_dtype, _ffns)
 
 
 def _ffns(fields: Fields, count: int) -> list[FFN]:

@@ -10,9 +10,7 @@ publishes as 16 beside an intermediate size of twice the hidden one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from denim.spec.ffn import NoFFN
 from denim.spec.fields import Fields
@@ -30,12 +28,12 @@ class MambaDetails:
     mixer_norm_eps: float | None
 
 
-def read_mamba(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
-    return _read(Fields(config, "config.json"), "mamba", dtype, state_dtype)
+def read_mamba(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
+    return _read(fields, "mamba", dtype, state_dtype)
 
 
-def read_falcon_mamba(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
-    return _read(Fields(config, "config.json"), "falcon_mamba", dtype, state_dtype)
+def read_falcon_mamba(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
+    return _read(fields, "falcon_mamba", dtype, state_dtype)
 
 
 def _read(fields: Fields, family: str, dtype: str, state_dtype: str) -> ModelSpec:

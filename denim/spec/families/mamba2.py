@@ -6,9 +6,7 @@ the projections, residuals in fp32, no limits of Δ, untied embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from denim.spec.ffn import NoFFN
 from denim.spec.fields import Fields
@@ -26,8 +24,7 @@ class Details:
     fp32_residual: bool
 
 
-def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
-    fields = Fields(config, "config.json")
+def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     refuse_quantised(fields)
     hidden = fields.positive_int("hidden_size")
     heads, head_dim = fields.positive_int("num_heads"), fields.positive_int("head_dim")

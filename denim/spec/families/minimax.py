@@ -9,7 +9,6 @@ factors 1 (both), all of a head turned by RoPE where neither `rotary_dim` nor a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,16 +51,15 @@ class MiniMaxDetails:
     ffn: Residual
 
 
-def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
+def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     """The spec of a `minimax_text_01`, `minimax_m1` or `minimax` config."""
-    fields = Fields(config, "config.json")
     refuse_quantised(fields)
     fields.choice("hidden_act", ["silu"])
     fields.demand("sliding_window", [None])
     fields.demand("shared_intermediate_size", [0])
     # Of shared experts, of which there are none; of training; of how transformers cuts a prompt.
     fields.ignore("shared_moe_mode", "router_jitter_noise", "block_size")
-    if not fields.flag("postnorm", default=config["model_type"] == "minimax"):
+    if not fields.flag("postnorm", default=fields.get("model_type") == "minimax"):
         raise fields.error("postnorm", "true: residuals taken behind the norm, as all published models do")
 
     heads, kv_heads = read_head_counts(fields)

@@ -12,10 +12,8 @@ its decode steps must agree, so Denim clamps both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 from denim.errors import ConfigError
 from denim.spec.attention import FullAttention
@@ -52,8 +50,7 @@ class Details:
     fp32_residual: bool
 
 
-def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
-    fields = Fields(config, "config.json")
+def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     refuse_quantised(fields)
     fields.demand("attention_bias", [False])
     fields.demand("mlp_bias", [False])

@@ -45,9 +45,8 @@ HARMLESS_HERE = (
 )
 
 
-def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
+def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     """The spec of an `olmo_hybrid` config."""
-    fields = Fields(config, "config.json")
     fields.ignore(*HARMLESS_HERE)
     refuse_quantised(fields)
     fields.demand("attention_bias", [False])
@@ -58,7 +57,7 @@ def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
     head_dim = read_head_dim(fields, heads)
     max_position = fields.positive_int("max_position_embeddings")
     rope, rotary_dim = None, 0
-    if _turns_nothing(config):
+    if _turns_nothing(fields.raw):
         fields.ignore("rope_parameters")
     else:
         rope, rotary_dim, max_position = read_rope(fields, head_dim, max_position)

@@ -9,7 +9,6 @@ Every other key that describes the model must be there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from denim.spec.ffn import FFN, DenseFFN
@@ -29,20 +28,18 @@ from denim.spec.rope import read_rope
 from denim.spec.standard_keys import DTYPES
 
 
-def read_text(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
+def read_text(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     """The spec of a `qwen3_5_text` or `qwen3_5_moe_text` config."""
-    family = str(config["model_type"]).removesuffix("_text")
-    fields = Fields(config, "config.json")
+    family = str(fields.get("model_type")).removesuffix("_text")
     return _read(fields, family, dtype, state_dtype)
 
 
-def read_wrapper(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
+def read_wrapper(root: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     """The spec of the language model inside a `qwen3_5` or `qwen3_5_moe` config.
 
     The vision tower is not read. What stands at both levels (dtype, tie_word_embeddings) must agree.
     """
-    family = str(config["model_type"])
-    root = Fields(config, "config.json")
+    family = str(root.get("model_type"))
     text = root.section("text_config")
     text.choice("model_type", [f"{family}_text"], default=f"{family}_text")
     root.ignore("vision_config", "image_token_id", "video_token_id", "vision_start_token_id")

@@ -10,9 +10,7 @@ key that describes the model must be there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from denim.spec.ffn import FFN, DenseFFN
 from denim.spec.fields import Fields
@@ -33,9 +31,8 @@ from denim.spec.standard_keys import read_dtype, read_state_dtype
 MTP_LAYERS = 1
 
 
-def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
+def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     """The spec of a `qwen3_next` config."""
-    fields = Fields(config, "config.json")
     fields.demand("attention_bias", [False])
     fields.demand("use_sliding_window", [False])
     fields.choice("hidden_act", ["silu"])

@@ -8,10 +8,8 @@ shared block, no RoPE, no adapters of attention, adapter_rank 128, time_step_min
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 from denim.spec.attention import FullAttention
 from denim.spec.ffn import NoFFN
@@ -82,8 +80,7 @@ class Zamba2Details:
     time_step_limit: tuple[float, float]
 
 
-def read(config: Mapping[str, Any], dtype: str, state_dtype: str) -> ModelSpec:
-    fields = Fields(config, "config.json")
+def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     _refuse(fields)
     # How weights begin before training, which kernels run, what derives from other keys and is read nowhere.
     fields.ignore("time_step_max", "time_step_floor", "time_step_limit", "use_mamba_kernels")
