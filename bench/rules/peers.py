@@ -248,6 +248,16 @@ def mamba_prefill(
     return out[0], out[5]
 
 
+def mamba_scan_prefill(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, dt_bias: Tensor, z: Tensor
+) -> Tensor:
+    """Mamba1, the library's CUDA extension: x, dt, z [N, channels, T], b and c [N, 1, states, T], all dense;
+    from zeros, since it takes no state."""
+    import selective_scan_cuda
+
+    return selective_scan_cuda.fwd(x, dt, a, b, c, d, z, dt_bias, True)[2]
+
+
 def mamba_gated_norm(x: Tensor, gate: Tensor, scale: Tensor) -> Tensor:
     """Mamba2's: x, gate [rows, inner], the gate first; scale [inner]."""
     from mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
