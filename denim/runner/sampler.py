@@ -20,7 +20,7 @@ from denim.runner.largest import NO_TOKEN, largest
 from denim.runner.logprobs import LogprobTensors, TokenLogprobs, token_logprobs
 from denim.runner.packing import sender
 from denim.runner.penalties import SeenTokens, apply_penalties
-from denim.runner.random import uniform
+from denim.runner.random import Streams
 from denim.sampling_params import SamplingParams
 
 
@@ -49,11 +49,8 @@ class SamplingState:
         self.seen = SeenTokens(prompt_ids) if params.penalised else None
         self.ending_ids = ending_ids(params, end_token_ids)
         self.constraint = constraint
-
-    @property
-    def needs_past(self) -> bool:
-        """Whether all tokens before have to be known when the next one is drawn."""
-        return self.seen is not None or self.constraint is not None
+        # Whether all tokens before have to be known when the next one is drawn.
+        self.needs_past = self.seen is not None or constraint is not None
 
     def append(self, token: int) -> None:
         """Takes note that `token` was drawn: to be called once for every token that is accepted. Raises
@@ -158,7 +155,7 @@ class _Batch:
     """What stays the same while the same requests are sampled on the same device."""
 
     def __init__(self, states: Sequence[SamplingState], logits: Tensor) -> None:
-        self.states = list(states)
+        self.states = tuple(states)
         self.device = logits.device
         self.send = sender(logits.device)
         self.vocab = vocab = logits.shape[1]
@@ -187,6 +184,8 @@ class _Batch:
         filtered = {row for row in self.random_rows if _filtered(params[row])}
         self.free_rows = [row for row in self.random_rows if row not in filtered]
         self.filtered_rows = sorted(filtered)
+        self.free_streams = Streams([states[row].seed for row in self.free_rows])
+        self.filtered_streams = Streams([states[row].seed for row in self.filtered_rows])
         self.free_index = self._tensor(self.free_rows, np.int64)
         self.filtered_index = self._tensor(self.filtered_rows, np.int64)
         chosen = [params[row] for row in self.filtered_rows]
@@ -203,9 +202,8 @@ class _Batch:
 
     def is_of(self, states: Sequence[SamplingState], logits: Tensor) -> bool:
         """Whether this is the batch of these very states, for logits of this kind."""
-        if len(states) != len(self.states) or logits.device != self.device or logits.shape[1] != self.vocab:
-            return False
-        return all(ours is theirs for ours, theirs in zip(self.states, states, strict=True))
+        same = logits.device == self.device and logits.shape[1] == self.vocab
+        return same and self.states == tuple(states)  # states are equal to themselves only
 
 
 def _choose(logits: Tensor, batch: _Batch, drawn: Sequence[int]) -> Tensor:
@@ -221,18 +219,18 @@ def _choose(logits: Tensor, batch: _Batch, drawn: Sequence[int]) -> Tensor:
     tokens = logits.argmax(-1)
     logits.div_(batch.temperature[:, None])
     if batch.free_rows:
-        chosen = draw(logits[batch.free_index], _uniforms(batch, batch.free_rows, drawn))
+        uniforms = _uniforms(batch, batch.free_streams, batch.free_rows, drawn)
+        chosen = draw(logits[batch.free_index], uniforms)
         tokens.index_copy_(0, batch.free_index, chosen)
     if batch.filtered_rows:
-        uniforms = _uniforms(batch, batch.filtered_rows, drawn)
+        uniforms = _uniforms(batch, batch.filtered_streams, batch.filtered_rows, drawn)
         chosen = draw_filtered(logits[batch.filtered_index], batch.filters, uniforms)
         tokens.index_copy_(0, batch.filtered_index, chosen)
     return tokens
 
 
-def _uniforms(batch: _Batch, rows: Sequence[int], drawn: Sequence[int]) -> Tensor:
-    numbers = [uniform(batch.states[row].seed, drawn[row]) for row in rows]
-    return batch.send(np.asarray(numbers, dtype=np.float64))[:, None]
+def _uniforms(batch: _Batch, streams: Streams, rows: Sequence[int], drawn: Sequence[int]) -> Tensor:
+    return batch.send(streams.uniforms([drawn[row] for row in rows]))[:, None]
 
 
 def _filtered(params: SamplingParams) -> bool:

@@ -2,13 +2,20 @@ from __future__ import annotations
 
 from math import sqrt
 
-from denim.runner.random import derive_seed, uniform
+from denim.runner.random import Streams, derive_seed, uniform
 
 
 def test_a_number_depends_on_seed_and_draw_alone() -> None:
     assert uniform(7, 3) == uniform(7, 3)
     assert uniform(7, 3) == uniform(7 + 2**64, 3)
     assert len({uniform(seed, draw) for seed in range(-5, 50) for draw in range(50)}) == 55 * 50
+
+
+def test_many_streams_at_once_are_the_same_streams() -> None:
+    seeds, draws = [-5, 0, 7, 2**63, 2**64 - 1, 2**64 + 7], [3, 0, 2**40, 1, 2**31, 3]
+    numbers = Streams(seeds).uniforms(draws)
+    assert numbers.tolist() == [uniform(seed, draw) for seed, draw in zip(seeds, draws, strict=True)]
+    assert Streams([]).uniforms([]).tolist() == []
 
 
 def test_the_stream_is_pinned() -> None:
