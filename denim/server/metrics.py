@@ -23,15 +23,18 @@ REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 KINDS = ("slabs", "pages", "slots")
 STATES = ("total", "used", "cached", "free")
 QUEUES = ("running", "waiting", "swapped")
+PREFIX_GAUGES = ("checkpoints", "bare_ids")  # what stands in the tree now; the other numbers only grow
 TIER_GAUGES = ("checkpoints", "used_bytes", "total_bytes")  # the other numbers of a tier only grow
 
 
 class ServerState(NamedTuple):
-    """completions_in_work: taken on and not over. tasks: on the event loop. crashes: of the engine."""
+    """completions_in_work: taken on and not over. tasks: on the event loop. crashes: of the engine. asleep:
+    whether it was put to sleep."""
 
     completions_in_work: int
     tasks: int
     crashes: int
+    asleep: bool
 
 
 class Metrics:
@@ -101,15 +104,16 @@ class _EngineStats(Collector):
     def __init__(self, facts: EngineFacts) -> None:
         self._facts = facts
         self.stats: Mapping[str, Any] | None = None
-        self.server = ServerState(0, 0, 0)
+        self.server = ServerState(0, 0, 0, False)
 
     def collect(self) -> Iterable[Metric]:
         facts = {name: str(value) for name, value in vars(self._facts).items()}
         yield InfoMetricFamily("denim_engine", "What the engine is; values in force.", value=facts)
-        in_work, tasks, crashes = self.server
+        in_work, tasks, crashes, asleep = self.server
         yield GaugeMetricFamily("denim_completions_in_work", "Completions that the server took on.", in_work)
         yield GaugeMetricFamily("denim_server_tasks", "Tasks on the server's event loop.", tasks)
         yield CounterMetricFamily("denim_engine_crashes", "Times that the engine's process died.", crashes)
+        yield GaugeMetricFamily("denim_engine_asleep", "1 when it was put to sleep.", float(asleep))
         stats = self.stats
         yield GaugeMetricFamily("denim_engine_up", "1 when the engine answers.", float(stats is not None))
         if stats is None:
@@ -135,7 +139,8 @@ def _prefix_metrics(prefix: Mapping[str, Any]) -> Iterable[Metric]:
     yield lost
     for name, value in prefix.items():
         if isinstance(value, int | float):
-            yield CounterMetricFamily(f"denim_prefix_{name}", f"Prefix cache: {name}.", value)
+            family = GaugeMetricFamily if name in PREFIX_GAUGES else CounterMetricFamily
+            yield family(f"denim_prefix_{name}", f"Prefix cache: {name}.", value)
 
 
 def _tier_metrics(tiers: Mapping[str, Mapping[str, int]]) -> Iterable[Metric]:

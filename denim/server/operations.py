@@ -72,7 +72,7 @@ async def metrics(request: Request) -> Response:
     serving = serving_of(request)
     engine = serving.engine
     stats = None if engine.asleep else await _stats(serving)
-    server = ServerState(serving.gate.open, len(asyncio.all_tasks()), engine.crashes)
+    server = ServerState(serving.gate.open, len(asyncio.all_tasks()), engine.crashes, engine.asleep)
     return Response(serving.metrics.text(stats, server), media_type=CONTENT_TYPE_LATEST)
 
 

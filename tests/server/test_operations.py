@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import denim
@@ -28,12 +29,16 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     asyncio.run(engine.close())
 
 
-def metrics_of(url: str) -> dict[str, float]:
-    """Samples by name and labels: 'denim_pages{state="used"}'."""
+def families_of(url: str) -> list[Metric]:
     response = httpx.get(f"{url}/metrics")
     assert response.headers["content-type"].startswith("text/plain")
+    return list(text_string_to_metric_families(response.text))
+
+
+def metrics_of(url: str) -> dict[str, float]:
+    """Samples by name and labels: 'denim_pages{state="used"}'."""
     found = {}
-    for family in text_string_to_metric_families(response.text):
+    for family in families_of(url):
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
@@ -127,6 +132,19 @@ def pages_in_use(url: str, body: dict[str, Any]) -> int:
     raise AssertionError("the request was never seen running")
 
 
+def test_counters_only_grow(own: Live) -> None:
+    """What can fall is a gauge, also when the cache is emptied."""
+    complete(own.url)
+    before, counters = metrics_of(own.url), set()
+    httpx.post(f"{own.url}/reset_prefix_cache")
+    for family in families_of(own.url):
+        if family.type == "counter":
+            counters |= {sample.name for sample in family.samples}
+    after = metrics_of(own.url)
+    fallen = {name.partition("{")[0] for name, value in before.items() if after.get(name, 0) < value}
+    assert "denim_prefix_checkpoints" in fallen and not fallen & counters
+
+
 def test_the_cache_is_emptied(own: Live) -> None:
     complete(own.url)
     assert complete(own.url)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
@@ -156,7 +174,8 @@ def test_sleep_and_wake(own: Live) -> None:
         assert refused.status_code == 503
         assert "wake it first" in refused.json()["error"]["message"]
         assert "retry-after" in refused.headers
-        assert metrics_of(own.url)["denim_engine_up"] == 0
+        found = metrics_of(own.url)
+        assert (found["denim_engine_up"], found["denim_engine_asleep"]) == (0, 1)
         assert http.post("/wake_up").json() == {"is_sleeping": False}
         assert http.get("/ready").status_code == 200
     again = complete(own.url, temperature=0)
