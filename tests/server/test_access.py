@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from denim.server.access import AccessLayer
-from denim.server.log import JsonLines, set_up_log
+from denim.server.log import JsonLines, TextLines, set_up_log
 from denim.server.metrics import Metrics
 from tests.server.live import Live, live
 from tests.server.scripted import ScriptedEngine
@@ -136,6 +136,20 @@ def test_lines_in_json() -> None:
         "status": 200,
         "path": "/ü",
     }
+
+
+def test_what_a_client_sends_cannot_write_lines(
+    script: ScriptedEngine, lines: list[logging.LogRecord]
+) -> None:
+    """A path holds what its escapes say; tracebacks keep their lines."""
+    with live(script, log_requests=True) as server:
+        httpx.get(f"{server.url}/a%0Adenim:%2000:00:00%20all%20is%20well%1b[2J%E2%80%A8%C2%9B")
+    text = TextLines().format(lines[-1])
+    assert "\\x0adenim: 00:00:00" in text and "\\x1b[2J\\u2028\\x9b 404" in text
+    assert len(text.splitlines()) == 1
+    assert len(JsonLines().format(lines[-1]).split("\n")) == 1
+    failed = logging.LogRecord("denim", logging.ERROR, "", 0, "x", (), (ValueError, ValueError("y"), None))
+    assert TextLines().format(failed).endswith("x\nValueError: y")
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
