@@ -3,8 +3,8 @@
 The filters keep a beginning of one order, by logit downwards and among equals by id upwards; the draw
 inverts the cumulative distribution in that order. Few tokens decide, so they are looked for among the
 largest logits first, and a row is sorted whole only where those do not settle it. A row without filters
-is drawn in the order of ids and never sorted. On a CUDA device a kernel finds the same places without
-sorting, and the host does not wait for it.
+is drawn in the order of ids and never sorted. On a CUDA device kernels find the same places without
+sorting, and the host does not wait for them.
 
 Weights are rounded to integers first, so that sums are exact in whatever order a device adds: a row
 gives the same token alone and in any batch. Knows logits and numbers; knows nothing of requests.
@@ -59,6 +59,35 @@ def make_filters(
     )
 
 
+def draw_rows(
+    logits: Tensor,
+    rows: Tensor,
+    best: Tensor,
+    temperature: Tensor,
+    filters: Filters | None,
+    uniforms: Tensor,
+) -> Tensor:
+    """Tokens int64 [N] of the `rows` int64 [N] of `logits` [R, V], each divided by its temperature.
+
+    logits: float32, bfloat16 or float16. best: int64 [R], where each row has its largest. temperature:
+    float32 [N]. filters: of the N rows; None: none of them has any. uniforms: float64 [N] in [0, 1), which
+    decide. A row of NaN gives any token.
+    """
+    if in_kernels(logits):
+        from denim.runner.kernels.draw_filtered import draw_filtered_rows
+        from denim.runner.kernels.draw_free import draw_free_rows
+
+        unit = unit_of(logits.shape[1])
+        if filters is None:
+            return draw_free_rows(logits, rows, best, temperature, uniforms, unit)
+        min_log, top_k, top_p = filters.min_log[:, 0], filters.top_k[:, 0], filters.top_p[:, 0]
+        return draw_filtered_rows(logits, rows, temperature, min_log, top_k, top_p, uniforms, unit)
+    scaled = logits[rows].to(torch.float32).div_(temperature[:, None])
+    if filters is None:
+        return draw(scaled, uniforms[:, None])
+    return draw_filtered(scaled, filters, uniforms[:, None])
+
+
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     """Tokens int64 [R], drawn from softmax(logits [R, V] float32).
 
@@ -75,11 +104,6 @@ def draw_filtered(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     Top-p takes its share of what min-p and top-k have left, as in vLLM. `uniforms` as in `draw`.
     """
     vocab = logits.shape[1]
-    if in_kernels(logits):
-        from denim.runner.kernels.draw_filtered import draw_filtered_rows
-
-        min_log, top_k, top_p = filters.min_log[:, 0], filters.top_k[:, 0], filters.top_p[:, 0]
-        return draw_filtered_rows(logits, min_log, top_k, top_p, uniforms[:, 0], unit_of(vocab))
     logits = logits - logits.amax(-1, keepdim=True)
     total = None
     if filters.needs_total:

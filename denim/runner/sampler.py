@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from denim.runner.constraint import Constraint
-from denim.runner.draw import draw, draw_filtered, make_filters
+from denim.runner.draw import Filters, draw_rows, make_filters
 from denim.runner.largest import NO_TOKEN, largest
 from denim.runner.logprobs import LogprobTensors, TokenLogprobs, token_logprobs
 from denim.runner.packing import sender
@@ -138,17 +138,26 @@ class Sampler:
         if self._batch is None or not self._batch.is_of(states, logits):
             self._batch = _Batch(states, logits)
         batch = self._batch
-        if batch.plain:
-            tokens = largest(logits) if best is None else best
-        else:
+        tokens = best = largest(logits) if best is None else best
+        if not batch.plain:
             drawn = [
                 state.drawn + more for state, more in zip(states, ahead or [0] * len(states), strict=True)
             ]
-            chosen = _choose(logits, batch, drawn)
-            tokens = torch.where(logits.amax(-1).isfinite(), chosen, NO_TOKEN)
+            tokens = torch.where(best == NO_TOKEN, best, _choose(logits, batch, drawn, best))
         reports = _reports(logits, tokens, batch)
         top = [states[row].params.logprobs or 0 for row in batch.logprob_rows]
         return Draw(tokens, reports, batch.logprob_rows, top)
+
+
+class _Draws(NamedTuple):
+    """The `rows` of a batch that are drawn at random, with filters or (None) without; `index`: the rows on
+    the device."""
+
+    rows: list[int]
+    index: Tensor
+    streams: Streams
+    temperature: Tensor
+    filters: Filters | None
 
 
 class _Batch:
@@ -161,7 +170,7 @@ class _Batch:
         self.vocab = vocab = logits.shape[1]
         params = [state.params for state in states]
         every = range(len(params))
-        self.random_rows = [row for row in every if not params[row].greedy]
+        random_rows = [row for row in every if not params[row].greedy]
         self.penalised_rows = [row for row in every if params[row].penalised]
         self.minimum_rows = [row for row in every if params[row].min_tokens and states[row].ending_ids]
         self.logprob_rows = [row for row in every if params[row].logprobs is not None]
@@ -170,9 +179,9 @@ class _Batch:
         biases = [
             (row * vocab + token, bias) for row in every for token, bias in params[row].logit_bias.items()
         ]
-        self.plain = not (
-            self.random_rows or self.penalised_rows or self.minimum_rows or self.constraints or biases
-        )
+        # Whether there is more to do to logits than to draw from them.
+        self.alters = bool(self.penalised_rows or self.minimum_rows or self.constraints or biases)
+        self.plain = not (random_rows or self.alters)
         self.top_logprobs = max((params[row].logprobs or 0 for row in self.logprob_rows), default=0)
 
         self.logprob_index = self._tensor(self.logprob_rows, np.int64)
@@ -180,21 +189,30 @@ class _Batch:
             return  # the largest of each row, for which nothing has to be known of the rows
         self.bias_places = self._tensor([place for place, _ in biases], np.int64)
         self.bias_values = self._tensor([bias for _, bias in biases], np.float32)
-        self.temperature = self._tensor([1.0 if p.greedy else p.temperature for p in params], np.float32)
-        filtered = {row for row in self.random_rows if _filtered(params[row])}
-        self.free_rows = [row for row in self.random_rows if row not in filtered]
-        self.filtered_rows = sorted(filtered)
-        self.free_streams = Streams([states[row].seed for row in self.free_rows])
-        self.filtered_streams = Streams([states[row].seed for row in self.filtered_rows])
-        self.free_index = self._tensor(self.free_rows, np.int64)
-        self.filtered_index = self._tensor(self.filtered_rows, np.int64)
-        chosen = [params[row] for row in self.filtered_rows]
-        self.filters = make_filters(
-            [p.min_p or 0.0 for p in chosen],
-            [p.top_k or 0 for p in chosen],
-            [1.0 if p.top_p is None else p.top_p for p in chosen],
-            vocab,
-            self.device,
+        filtered = [row for row in random_rows if _filtered(params[row])]
+        free = [row for row in random_rows if not _filtered(params[row])]
+        chosen = [params[row] for row in filtered]
+        self.draws: list[_Draws] = []
+        if free:
+            self.draws.append(self._draws_of(free, None))
+        if filtered:
+            filters = make_filters(
+                [p.min_p or 0.0 for p in chosen],
+                [p.top_k or 0 for p in chosen],
+                [1.0 if p.top_p is None else p.top_p for p in chosen],
+                vocab,
+                self.device,
+            )
+            self.draws.append(self._draws_of(filtered, filters))
+
+    def _draws_of(self, rows: list[int], filters: Filters | None) -> _Draws:
+        temperature = [self.states[row].params.temperature for row in rows]
+        return _Draws(
+            rows,
+            self._tensor(rows, np.int64),
+            Streams([self.states[row].seed for row in rows]),
+            self._tensor(temperature, np.float32),
+            filters,
         )
 
     def _tensor(self, values: Sequence[float | None], dtype: type) -> Tensor:
@@ -206,31 +224,23 @@ class _Batch:
         return same and self.states == tuple(states)  # states are equal to themselves only
 
 
-def _choose(logits: Tensor, batch: _Batch, drawn: Sequence[int]) -> Tensor:
-    """Tokens int64 [R] where more is asked for than the largest of `logits`. `drawn`: tokens before."""
-    logits = logits.to(torch.float32, copy=True).contiguous()
-    _constrain(logits, batch)
-    if len(batch.bias_places):
-        logits.view(-1).index_add_(0, batch.bias_places, batch.bias_values)
-    _forbid_ends(logits, batch, drawn)
-    _penalise(logits, batch)
-    if not batch.random_rows:
-        return logits.argmax(-1)
-    tokens = logits.argmax(-1)
-    logits.div_(batch.temperature[:, None])
-    if batch.free_rows:
-        uniforms = _uniforms(batch, batch.free_streams, batch.free_rows, drawn)
-        chosen = draw(logits[batch.free_index], uniforms)
-        tokens.index_copy_(0, batch.free_index, chosen)
-    if batch.filtered_rows:
-        uniforms = _uniforms(batch, batch.filtered_streams, batch.filtered_rows, drawn)
-        chosen = draw_filtered(logits[batch.filtered_index], batch.filters, uniforms)
-        tokens.index_copy_(0, batch.filtered_index, chosen)
+def _choose(logits: Tensor, batch: _Batch, drawn: Sequence[int], best: Tensor) -> Tensor:
+    """Tokens int64 [R] where more is asked for than `best`, the largest of `logits`. `drawn`: tokens before
+    this one."""
+    if batch.alters:
+        logits = logits.to(torch.float32, copy=True).contiguous()
+        _constrain(logits, batch)
+        if len(batch.bias_places):
+            logits.view(-1).index_add_(0, batch.bias_places, batch.bias_values)
+        _forbid_ends(logits, batch, drawn)
+        _penalise(logits, batch)
+        best = logits.argmax(-1)
+    tokens = best
+    for rows, index, streams, temperature, filters in batch.draws:
+        uniforms = batch.send(streams.uniforms([drawn[row] for row in rows]))
+        chosen = draw_rows(logits, index, best, temperature, filters, uniforms)
+        tokens = chosen if len(rows) == len(logits) else tokens.index_copy(0, index, chosen)
     return tokens
-
-
-def _uniforms(batch: _Batch, streams: Streams, rows: Sequence[int], drawn: Sequence[int]) -> Tensor:
-    return batch.send(streams.uniforms([drawn[row] for row in rows]))[:, None]
 
 
 def _filtered(params: SamplingParams) -> bool:

@@ -5,7 +5,7 @@ filters and the draw ask for. Nothing is sorted: a place is where a sum over all
 number, and that is found bit by bit. The definition is `denim.runner.draw`; weights are the same integers.
 
 One program a row. The largest logits are put together first, up to `_KEPT` of them, and the search runs over
-those alone where they hold all that is asked for, else over the whole row.
+those alone where they hold all that is asked for; else all of the row's are put together.
 """
 
 from __future__ import annotations
@@ -36,24 +36,62 @@ def _weight(y, least, unit):
 
 
 @triton.jit
-def _values(y_ptr, shift, at, n):
-    return tl.load(y_ptr + at, mask=at < n, other=float("-inf")) - shift
+def scaled(x_ptr, at, n, temperature):
+    """Logits divided as the definition divides them; -inf beyond the `n`-th."""
+    return tl.div_rn(tl.load(x_ptr + at, mask=at < n, other=float("-inf")).to(tl.float32), temperature)
 
 
 @triton.jit
-def _sum_from(y_ptr, shift, n, least, unit, key, by_count: tl.constexpr, block: tl.constexpr):
+def _values(y_ptr, at, n):
+    return tl.load(y_ptr + at, mask=at < n, other=float("-inf"))
+
+
+@triton.jit
+def _bin(y, bins: tl.constexpr, bins_a_nat: tl.constexpr):
+    return tl.maximum(tl.minimum(-y * bins_a_nat, bins - 1.0).to(tl.int32), 0)
+
+
+@triton.jit
+def _put_together(
+    row_ptr,
+    kept_ptr,
+    ids_ptr,
+    vocab,
+    temperature,
+    shift,
+    used_bins,
+    bins: tl.constexpr,
+    bins_a_nat: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The values of the first bins, in the order of their ids, and the ids. How many there are."""
+    n = 0
+    for first in range(0, vocab, block):
+        at = first + tl.arange(0, block)
+        y = scaled(row_ptr, at, vocab, temperature) - shift
+        keep = (at < vocab) & (_bin(y, bins, bins_a_nat) < used_bins)
+        place = n + tl.cumsum(keep.to(tl.int32), 0) - 1
+        tl.store(kept_ptr + place, y, mask=keep)
+        tl.store(ids_ptr + place, at, mask=keep)
+        n += tl.sum(keep.to(tl.int32), 0)
+    tl.debug_barrier()  # others of the program's threads read what these wrote
+    return n
+
+
+@triton.jit
+def _sum_from(y_ptr, n, least, unit, key, by_count: tl.constexpr, block: tl.constexpr):
     """How many values have a key of at least `key`, or the sum of their weights."""
     total = tl.zeros([block], tl.int64)
     for first in range(0, n, block):
         at = first + tl.arange(0, block)
-        y = _values(y_ptr, shift, at, n)
+        y = _values(y_ptr, at, n)
         measure = (at < n).to(tl.int64) if by_count else _weight(y, least, unit)
         total += tl.where(_key(y) >= key, measure, 0)
     return tl.sum(total, 0)
 
 
 @triton.jit
-def _place(y_ptr, shift, n, least, unit, wanted, by_count: tl.constexpr, block: tl.constexpr):
+def _place(y_ptr, n, least, unit, wanted, by_count: tl.constexpr, block: tl.constexpr):
     """The largest key from which on the sum is at least `wanted`; found two bits at a time."""
     key = tl.full([], -2147483648, tl.int32)
     for step in range(16):
@@ -64,7 +102,7 @@ def _place(y_ptr, shift, n, least, unit, wanted, by_count: tl.constexpr, block: 
         above_three = tl.zeros([block], tl.int64)
         for first in range(0, n, block):
             at = first + tl.arange(0, block)
-            y = _values(y_ptr, shift, at, n)
+            y = _values(y_ptr, at, n)
             measure = (at < n).to(tl.int64) if by_count else _weight(y, least, unit)
             own = _key(y)
             above_one += tl.where(own >= one, measure, 0)
@@ -91,6 +129,8 @@ def _weight_of(key, least, unit):
 def _draw(
     logits_ptr,
     row_stride,
+    rows_ptr,
+    temperature_ptr,
     least_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -105,18 +145,18 @@ def _draw(
     bins_a_nat: tl.constexpr,
     block: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    row_ptr = logits_ptr + row * row_stride
-    kept_ptr += row * most_kept
-    ids_ptr += row * most_kept
-    least = tl.load(least_ptr + row)
-    top_k = tl.load(top_k_ptr + row)
+    program = tl.program_id(0).to(tl.int64)
+    row_ptr = logits_ptr + tl.load(rows_ptr + program) * row_stride
+    kept_ptr += program * vocab
+    ids_ptr += program * vocab
+    temperature = tl.load(temperature_ptr + program)
+    least = tl.load(least_ptr + program)
+    top_k = tl.load(top_k_ptr + program)
     lane = tl.arange(0, block)
 
     top = tl.full([block], float("-inf"), tl.float32)
     for first in range(0, vocab, block):
-        x = tl.load(row_ptr + first + lane, mask=first + lane < vocab, other=float("-inf"))
-        top = tl.maximum(top, x)
+        top = tl.maximum(top, scaled(row_ptr, first + lane, vocab, temperature))
     shift = tl.max(top, 0)
 
     # How many values lie in each bin below the largest, and the weight of all.
@@ -124,68 +164,56 @@ def _draw(
     total = tl.zeros([block], tl.int64)
     for first in range(0, vocab, block):
         at = first + lane
-        y = _values(row_ptr, shift, at, vocab)
+        y = scaled(row_ptr, at, vocab, temperature) - shift
         total += _weight(y, least, unit)
-        bin = tl.minimum(-y * bins_a_nat, bins - 1.0).to(tl.int32)
-        counts += tl.histogram(tl.where(at < vocab, tl.maximum(bin, 0), bins - 1), bins)
+        counts += tl.histogram(tl.where(at < vocab, _bin(y, bins, bins_a_nat), bins - 1), bins)
     everything = tl.sum(total, 0)
-    # The bins that are put together, from the largest on: as few as surely decide, and no more than there is
-    # room for. Every value of bin b weighs at least exp(-(b + 1) / bins_a_nat).
-    top_p = tl.load(top_p_ptr + row)
+    # The bins that are put together, from the largest on: as few as surely decide, and no more than the
+    # search is quick in. Every value of bin b weighs at least exp(-(b + 1) / bins_a_nat).
+    top_p = tl.load(top_p_ptr + program)
     so_far = tl.cumsum(counts, 0)
     surely = tl.cumsum(counts * tl.exp(-(tl.arange(0, bins) + 1.0) / bins_a_nat) * unit, 0)
     share = (top_p * everything.to(tl.float64)).to(tl.float32)
     short = tl.where(top_k < vocab, so_far < top_k, surely < share)
     used_bins = tl.sum(((so_far <= most_kept) & (so_far >= 0)).to(tl.int32), 0)
     used_bins = tl.minimum(used_bins, tl.sum(short.to(tl.int32), 0) + 1)
+    count = _put_together(
+        row_ptr, kept_ptr, ids_ptr, vocab, temperature, shift, used_bins, bins, bins_a_nat, block
+    )
 
-    n = 0
-    for first in range(0, vocab, block):
-        at = first + lane
-        y = _values(row_ptr, shift, at, vocab)
-        bin = tl.minimum(-y * bins_a_nat, bins - 1.0).to(tl.int32)
-        keep = (at < vocab) & (tl.maximum(bin, 0) < used_bins)
-        place = n + tl.cumsum(keep.to(tl.int32), 0) - 1
-        tl.store(kept_ptr + place, y, mask=keep)
-        tl.store(ids_ptr + place, at, mask=keep)
-        n += tl.sum(keep.to(tl.int32), 0)
-    tl.debug_barrier()
-
-    # Do the values that were put together decide? They hold every prefix of the order of at most n values.
+    # Do the values that were put together decide? They hold every prefix of the order of at most `count`.
     kept_weight = tl.sum(tl.zeros([block], tl.int64), 0)
-    for first in range(0, n, block):
-        kept_weight += tl.sum(_weight(_values(kept_ptr, 0.0, first + lane, n), least, unit), 0)
+    for first in range(0, count, block):
+        kept_weight += tl.sum(_weight(_values(kept_ptr, first + lane, count), least, unit), 0)
     if top_k < vocab:
-        enough = n >= top_k
+        enough = count >= top_k
     else:
         enough = kept_weight >= tl.ceil(top_p * everything.to(tl.float64)).to(tl.int64)
-    y_ptr = kept_ptr
-    y_shift = 0.0
-    count = n
     if not enough:
-        y_ptr = row_ptr
-        y_shift = shift
-        count = vocab
+        tl.debug_barrier()  # all have read what is written over
+        count = _put_together(
+            row_ptr, kept_ptr, ids_ptr, vocab, temperature, shift, bins, bins, bins_a_nat, block
+        )
 
     # The weight of what top-k leaves.
     left = everything
     if top_k < vocab:
-        key = _place(y_ptr, y_shift, count, least, unit, top_k, True, block)
-        more = _sum_from(y_ptr, y_shift, count, least, unit, key + 1, True, block)
-        left = _sum_from(y_ptr, y_shift, count, least, unit, key + 1, False, block)
+        key = _place(kept_ptr, count, least, unit, top_k, True, block)
+        more = _sum_from(kept_ptr, count, least, unit, key + 1, True, block)
+        left = _sum_from(kept_ptr, count, least, unit, key + 1, False, block)
         left += (top_k - more) * _weight_of(key, least, unit)
     # The weight up to the first value at which the sum reaches the share of top-p.
     share = tl.maximum(tl.ceil(top_p * left.to(tl.float64)).to(tl.int64), 1)
     share = tl.minimum(share, left)
-    key = _place(y_ptr, y_shift, count, least, unit, share, False, block)
-    before = _sum_from(y_ptr, y_shift, count, least, unit, key + 1, False, block)
+    key = _place(kept_ptr, count, least, unit, share, False, block)
+    before = _sum_from(kept_ptr, count, least, unit, key + 1, False, block)
     each = tl.maximum(_weight_of(key, least, unit), 1)
     left = before + (share - before + each - 1) // each * each
     # The draw.
-    target = (tl.load(uniform_ptr + row) * left.to(tl.float64)).to(tl.int64)
+    target = (tl.load(uniform_ptr + program) * left.to(tl.float64)).to(tl.int64)
     target = tl.maximum(tl.minimum(target, left - 1), 0)
-    key = _place(y_ptr, y_shift, count, least, unit, target + 1, False, block)
-    before = _sum_from(y_ptr, y_shift, count, least, unit, key + 1, False, block)
+    key = _place(kept_ptr, count, least, unit, target + 1, False, block)
+    before = _sum_from(kept_ptr, count, least, unit, key + 1, False, block)
     each = tl.maximum(_weight_of(key, least, unit), 1)
     rank = (target - before) // each
     # Of the values with that key the one with `rank` smaller ids: the smallest id up to which there are more.
@@ -195,34 +223,45 @@ def _draw(
         smaller = tl.zeros([block], tl.int64)
         for first in range(0, count, block):
             at = first + lane
-            own = _key(_values(y_ptr, y_shift, at, count))
-            id = tl.where(enough, tl.load(ids_ptr + at, mask=(at < count) & enough, other=0), at)
+            own = _key(_values(kept_ptr, at, count))
+            id = tl.load(ids_ptr + at, mask=at < count, other=0)
             smaller += ((own == key) & (id < middle) & (at < count)).to(tl.int64)
         if tl.sum(smaller, 0) <= rank:
             token = middle
-    tl.store(tokens_ptr + row, tl.minimum(token, vocab - 1).to(tl.int64))
+    tl.store(tokens_ptr + program, tl.minimum(token, vocab - 1).to(tl.int64))
 
 
 def draw_filtered_rows(
-    logits: Tensor, min_log: Tensor, top_k: Tensor, top_p: Tensor, uniforms: Tensor, unit: float
+    logits: Tensor,
+    rows: Tensor,
+    temperature: Tensor,
+    min_log: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    uniforms: Tensor,
+    unit: float,
 ) -> Tensor:
-    """Tokens int64 [R] of `logits` [R, V] float32, dense in V; see `denim.runner.draw.draw_filtered`.
+    """Tokens int64 [N] of the `rows` int64 [N] of `logits` [R, V] float32, bfloat16 or float16, dense in V;
+    see `denim.runner.draw.draw_filtered`.
 
-    min_log [R] float32; top_k [R] int64, at most V (V: no top-k); top_p, uniforms [R] float64. `unit`: the
-    weight of the largest logit, so that V of them sum to less than 2^62. A row of NaN gives any token.
+    temperature, min_log [N] float32; top_k [N] int64, at most V (V: no top-k); top_p, uniforms [N] float64;
+    all dense. `unit`: the weight of the largest logit, so that V of them sum to less than 2^62. A row of NaN
+    gives any token.
     """
-    rows, vocab = logits.shape
-    assert logits.stride(1) == 1 and logits.dtype == torch.float32
-    kept = torch.empty(rows, _KEPT, dtype=torch.float32, device=logits.device)
-    ids = torch.empty(rows, _KEPT, dtype=torch.int32, device=logits.device)
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _draw[(rows,)](
+    count, vocab = len(rows), logits.shape[1]
+    assert logits.stride(1) == 1
+    kept = torch.empty(count, vocab, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(count, vocab, dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
+    _draw[(count,)](
         logits,
         logits.stride(0),
-        min_log.contiguous(),
-        top_k.contiguous(),
-        top_p.contiguous(),
-        uniforms.contiguous(),
+        rows,
+        temperature,
+        min_log,
+        top_k,
+        top_p,
+        uniforms,
         kept,
         ids,
         tokens,

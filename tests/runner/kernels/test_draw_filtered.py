@@ -18,7 +18,9 @@ def both(logits: torch.Tensor, min_p, top_k, top_p, uniforms) -> tuple[list[int]
     filters = draw.make_filters(min_p, top_k, top_p, vocab, torch.device("cpu"))
     expected = draw.draw_filtered(logits, filters, uniforms)
     given = [part[:, 0].to(DEVICE) for part in (filters.min_log, filters.top_k, filters.top_p, uniforms)]
-    tokens = kernel.draw_filtered_rows(logits.to(DEVICE), *given, unit=draw.unit_of(vocab))
+    rows, temperature = torch.arange(len(logits), device=DEVICE), torch.ones(len(logits), device=DEVICE)
+    unit = draw.unit_of(vocab)
+    tokens = kernel.draw_filtered_rows(logits.to(DEVICE), rows, temperature, *given, unit=unit)
     return expected.tolist(), tokens.tolist()
 
 
@@ -74,7 +76,8 @@ def test_a_row_without_numbers_ends() -> None:
     logits[1] = float("-inf")
     given = [torch.tensor(v, device=DEVICE) for v in ([float("-inf")] * 2, [5, 100])]
     given += [torch.tensor([0.9] * 2, dtype=torch.float64, device=DEVICE)] * 2
-    tokens = kernel.draw_filtered_rows(logits.to(DEVICE), *given, unit=draw.unit_of(100))
+    rows, temperature = torch.arange(2, device=DEVICE), torch.ones(2, device=DEVICE)
+    tokens = kernel.draw_filtered_rows(logits.to(DEVICE), rows, temperature, *given, unit=draw.unit_of(100))
     assert ((tokens >= 0) & (tokens < 100)).all()
 
 
