@@ -69,9 +69,9 @@ def draw_rows(
 ) -> Tensor:
     """Tokens int64 [N] of the `rows` int64 [N] of `logits` [R, V], each divided by its temperature.
 
-    logits: float32, bfloat16 or float16. best: int64 [R], where each row has its largest. temperature:
-    float32 [N]. filters: of the N rows; None: none of them has any. uniforms: float64 [N] in [0, 1), which
-    decide. A row of NaN gives any token.
+    logits: float32, bfloat16 or float16. best: int64 [R], where each row has its largest; a row for which it
+    is negative, as it has none, gets it as its token. temperature: float32 [N]. filters: of the N rows; None:
+    none of them has any. uniforms: float64 [N] in [0, 1), which decide.
     """
     if in_kernels(logits):
         from denim.runner.kernels.draw_filtered import draw_filtered_rows
@@ -81,11 +81,13 @@ def draw_rows(
         if filters is None:
             return draw_free_rows(logits, rows, best, temperature, uniforms, unit)
         min_log, top_k, top_p = filters.min_log[:, 0], filters.top_k[:, 0], filters.top_p[:, 0]
-        return draw_filtered_rows(logits, rows, temperature, min_log, top_k, top_p, uniforms, unit)
+        return draw_filtered_rows(logits, rows, best, temperature, min_log, top_k, top_p, uniforms, unit)
     scaled = logits[rows].to(torch.float32).div_(temperature[:, None])
     if filters is None:
-        return draw(scaled, uniforms[:, None])
-    return draw_filtered(scaled, filters, uniforms[:, None])
+        tokens = draw(scaled, uniforms[:, None])
+    else:
+        tokens = draw_filtered(scaled, filters, uniforms[:, None])
+    return torch.where(best[rows] < 0, best[rows], tokens)
 
 
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:

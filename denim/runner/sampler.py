@@ -143,7 +143,7 @@ class Sampler:
             drawn = [
                 state.drawn + more for state, more in zip(states, ahead or [0] * len(states), strict=True)
             ]
-            tokens = torch.where(best == NO_TOKEN, best, _choose(logits, batch, drawn, best))
+            tokens = _choose(logits, batch, drawn, best)
         reports = _reports(logits, tokens, batch)
         top = [states[row].params.logprobs or 0 for row in batch.logprob_rows]
         return Draw(tokens, reports, batch.logprob_rows, top)
@@ -225,8 +225,8 @@ class _Batch:
 
 
 def _choose(logits: Tensor, batch: _Batch, drawn: Sequence[int], best: Tensor) -> Tensor:
-    """Tokens int64 [R] where more is asked for than `best`, the largest of `logits`. `drawn`: tokens before
-    this one."""
+    """Tokens int64 [R] where more is asked for than `best`, the largest of `logits`; a row without one stays
+    so. `drawn`: tokens before this one."""
     if batch.alters:
         logits = logits.to(torch.float32, copy=True).contiguous()
         _constrain(logits, batch)
@@ -234,7 +234,7 @@ def _choose(logits: Tensor, batch: _Batch, drawn: Sequence[int], best: Tensor) -
             logits.view(-1).index_add_(0, batch.bias_places, batch.bias_values)
         _forbid_ends(logits, batch, drawn)
         _penalise(logits, batch)
-        best = logits.argmax(-1)
+        best = torch.where(best == NO_TOKEN, best, logits.argmax(-1))
     tokens = best
     for rows, index, streams, temperature, filters in batch.draws:
         uniforms = batch.send(streams.uniforms([drawn[row] for row in rows]))

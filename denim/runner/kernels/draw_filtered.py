@@ -130,6 +130,7 @@ def _draw(
     logits_ptr,
     row_stride,
     rows_ptr,
+    best_ptr,
     temperature_ptr,
     least_ptr,
     top_k_ptr,
@@ -146,7 +147,8 @@ def _draw(
     block: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
-    row_ptr = logits_ptr + tl.load(rows_ptr + program) * row_stride
+    row = tl.load(rows_ptr + program)
+    row_ptr = logits_ptr + row * row_stride
     kept_ptr += program * vocab
     ids_ptr += program * vocab
     temperature = tl.load(temperature_ptr + program)
@@ -154,10 +156,8 @@ def _draw(
     top_k = tl.load(top_k_ptr + program)
     lane = tl.arange(0, block)
 
-    top = tl.full([block], float("-inf"), tl.float32)
-    for first in range(0, vocab, block):
-        top = tl.maximum(top, scaled(row_ptr, first + lane, vocab, temperature))
-    shift = tl.max(top, 0)
+    best = tl.load(best_ptr + row)
+    shift = scaled(row_ptr, tl.maximum(best, 0), vocab, temperature)
 
     # How many values lie in each bin below the largest, and the weight of all.
     counts = tl.zeros([bins], tl.int32)
@@ -228,12 +228,14 @@ def _draw(
             smaller += ((own == key) & (id < middle) & (at < count)).to(tl.int64)
         if tl.sum(smaller, 0) <= rank:
             token = middle
-    tl.store(tokens_ptr + program, tl.minimum(token, vocab - 1).to(tl.int64))
+    token = tl.minimum(token, vocab - 1).to(tl.int64)
+    tl.store(tokens_ptr + program, tl.where(best < 0, best, token))
 
 
 def draw_filtered_rows(
     logits: Tensor,
     rows: Tensor,
+    best: Tensor,
     temperature: Tensor,
     min_log: Tensor,
     top_k: Tensor,
@@ -244,9 +246,9 @@ def draw_filtered_rows(
     """Tokens int64 [N] of the `rows` int64 [N] of `logits` [R, V] float32, bfloat16 or float16, dense in V;
     see `denim.runner.draw.draw_filtered`.
 
+    best int64 [R]: where each row has its largest logit; a row for which it is negative gets it as its token.
     temperature, min_log [N] float32; top_k [N] int64, at most V (V: no top-k); top_p, uniforms [N] float64;
-    all dense. `unit`: the weight of the largest logit, so that V of them sum to less than 2^62. A row of NaN
-    gives any token.
+    all dense. `unit`: the weight of the largest logit, so that V of them sum to less than 2^62.
     """
     count, vocab = len(rows), logits.shape[1]
     assert logits.stride(1) == 1
@@ -257,6 +259,7 @@ def draw_filtered_rows(
         logits,
         logits.stride(0),
         rows,
+        best,
         temperature,
         min_log,
         top_k,

@@ -55,7 +55,8 @@ def _of_row(
     row = tl.load(rows_ptr + program)
     row_ptr = logits_ptr + row * row_stride
     temperature = tl.load(temperature_ptr + program)
-    top = scaled(row_ptr, tl.maximum(tl.load(best_ptr + row), 0), vocab, temperature)
+    best = tl.load(best_ptr + row)
+    top = scaled(row_ptr, tl.maximum(best, 0), vocab, temperature)
     lane = tl.arange(0, most_parts)
     sums = tl.load(sums_ptr + program * parts + lane, mask=lane < parts, other=0)
     total = tl.sum(sums, 0)
@@ -67,7 +68,8 @@ def _of_row(
     target -= tl.sum(tl.where(lane < part, sums, 0), 0)
     x = scaled(row_ptr, part * block + tl.arange(0, block), vocab, temperature)
     place = tl.sum((tl.cumsum(_weight(x, top, unit), 0) <= target).to(tl.int32), 0)
-    tl.store(tokens_ptr + program, tl.minimum(part * block + place, vocab - 1).to(tl.int64))
+    token = tl.minimum(part * block + place, vocab - 1).to(tl.int64)
+    tl.store(tokens_ptr + program, tl.where(best < 0, best, token))
 
 
 def draw_free_rows(
@@ -76,9 +78,9 @@ def draw_free_rows(
     """Tokens int64 [N] of the `rows` int64 [N] of `logits` [R, V] float32, bfloat16 or float16, dense in V;
     see `denim.runner.draw.draw`.
 
-    best int64 [R]: where each row has its largest logit. temperature [N] float32, uniforms [N] float64, both
-    dense. `unit`: the weight of the largest logit, so that V of them sum to less than 2^62. A row of NaN
-    gives any token.
+    best int64 [R]: where each row has its largest logit; a row for which it is negative gets it as its token.
+    temperature [N] float32, uniforms [N] float64, both dense. `unit`: the weight of the largest logit, so
+    that V of them sum to less than 2^62.
     """
     count, vocab = len(rows), logits.shape[1]
     assert logits.stride(1) == 1

@@ -19,8 +19,8 @@ def both(logits: torch.Tensor, min_p, top_k, top_p, uniforms) -> tuple[list[int]
     expected = draw.draw_filtered(logits, filters, uniforms)
     given = [part[:, 0].to(DEVICE) for part in (filters.min_log, filters.top_k, filters.top_p, uniforms)]
     rows, temperature = torch.arange(len(logits), device=DEVICE), torch.ones(len(logits), device=DEVICE)
-    unit = draw.unit_of(vocab)
-    tokens = kernel.draw_filtered_rows(logits.to(DEVICE), rows, temperature, *given, unit=unit)
+    unit, logits = draw.unit_of(vocab), logits.to(DEVICE)
+    tokens = kernel.draw_filtered_rows(logits, rows, logits.argmax(-1), temperature, *given, unit=unit)
     return expected.tolist(), tokens.tolist()
 
 
@@ -77,8 +77,10 @@ def test_a_row_without_numbers_ends() -> None:
     given = [torch.tensor(v, device=DEVICE) for v in ([float("-inf")] * 2, [5, 100])]
     given += [torch.tensor([0.9] * 2, dtype=torch.float64, device=DEVICE)] * 2
     rows, temperature = torch.arange(2, device=DEVICE), torch.ones(2, device=DEVICE)
-    tokens = kernel.draw_filtered_rows(logits.to(DEVICE), rows, temperature, *given, unit=draw.unit_of(100))
-    assert ((tokens >= 0) & (tokens < 100)).all()
+    best = torch.full((2,), -1, device=DEVICE)
+    unit = draw.unit_of(100)
+    tokens = kernel.draw_filtered_rows(logits.to(DEVICE), rows, best, temperature, *given, unit=unit)
+    assert (tokens == best).all()
 
 
 @pytest.mark.gpu
