@@ -251,11 +251,19 @@ class Arena:
     def advance(self, slot: int, records: int) -> None:
         """One token more: only recorded, or, where that would make `records` records, written with them. 0
         records: always written."""
-        tag = self._tags[slot]
-        tag[1] += 1
-        if tag[1] >= records:
-            tag[0] += tag[1]
-            tag[1] = 0
+        self.advance_all((slot,), records)
+
+    def advance_all(self, slots: Iterable[int], records: int) -> None:
+        """`advance` of each of these slots."""
+        tags = self._tags
+        for slot in slots:
+            tag = tags[slot]
+            pending = tag[1] + 1
+            if pending < records:
+                tag[1] = pending
+            else:
+                tag[0] += pending
+                tag[1] = 0
 
     def flushed(self, slot: int) -> None:
         """What was pending is written."""

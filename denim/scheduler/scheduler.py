@@ -38,7 +38,7 @@ from denim.errors import CapacityError, RequestError
 from denim.memory.arena import Arena
 from denim.memory.layout import PAGE, SLOT
 from denim.memory.swap import SwapSpace
-from denim.runner.plan import PageCopy, StepPlan, is_decode
+from denim.runner.plan import PageCopy, StepPlan
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.holdings import Holdings
 from denim.scheduler.prefixes import Prefixes
@@ -186,22 +186,25 @@ class Scheduler:
         if self.prefixes.tiers is not None:
             self.prefixes.tiers.launched()
         requests, commit = self.requests, self._arena.commit
-        records = self._arena.layout.records
+        one_more: list[int] = []  # slots of decode rows
         if plan.page_copies:
             self.prefixes.copied(requests[started] for started in self._step.started)
         for span in plan.spans:
-            request = requests[span.request_id]
-            request.computed = end = span.start + len(span.tokens)
-            if records and is_decode(span) and span.slot_out >= 0:
-                self._arena.advance(span.slot_out, records)
-            elif span.slot_out >= 0:
-                commit(span.slot_out, end)
-            if request.reuse is not None and not request.reuse.idle:
+            request, slot, length = requests[span.request_id], span.slot_out, len(span.tokens)
+            request.computed = end = span.start + length
+            if slot >= 0:
+                if length == 1 and span.slot_in == slot:
+                    one_more.append(slot)
+                else:
+                    commit(slot, end)
+            reuse = request.reuse
+            if reuse is not None and not reuse.idle:
                 self.prefixes.launched(request, span)
             if span.all_logits:
                 request.scored = end
             if span.sampling is not None:
                 request.tokens.append(UNKNOWN)
+        self._arena.advance_all(one_more, self._arena.layout.records)
 
     def update(self, plan: StepPlan, tokens: Mapping[int, int]) -> None:
         """Note that `plan`, the oldest that is out, has run. `tokens` names the token drawn for every span
