@@ -127,6 +127,9 @@ def bench_serve(
     rate: Annotated[
         float, typer.Option(help="Conversations that begin per second, at random; inf: all at once.")
     ] = math.inf,
+    burstiness: Annotated[
+        float, typer.Option(help="Of --rate; 1: Poisson, less: in bursts, more: evenly.")
+    ] = 1.0,
     concurrency: Annotated[int | None, typer.Option(help="Requests in work at once, at most.")] = None,
     prompt: Annotated[str, typer.Option(help="Tokens of what a turn adds: 512, or MEAN,SIGMA.")] = "512",
     output: Annotated[str, typer.Option(help="Tokens of an answer: 128, or MEAN,SIGMA.")] = "128",
@@ -138,7 +141,11 @@ def bench_serve(
     turns: Annotated[int, typer.Option(help="Requests of one conversation.")] = 1,
     think: Annotated[float, typer.Option(help="Seconds from an answer to the next turn.")] = 0.0,
     goodput: Annotated[
-        str | None, typer.Option(help="What a good answer takes, in ms: ttft=500,itl=50,e2e=5000.")
+        str | None, typer.Option(help="What a good answer takes, in ms: ttft=500,tpot=50,e2el=5000.")
+    ] = None,
+    percentiles: Annotated[str, typer.Option(help="To show: 50,90,99.9.")] = "50,90,99",
+    extra_body: Annotated[
+        str | None, typer.Option(help='More fields of each request, as JSON: {"top_p": 0.9}.')
     ] = None,
     completions: Annotated[
         bool, typer.Option("--completions", help="Ask /v1/completions, not /v1/chat/completions.")
@@ -152,15 +159,25 @@ def bench_serve(
     as_json: AsJson = False,
 ) -> None:
     """A server under load: times to the first token, per token, to the end; throughput and goodput."""
-    from denim.commands.bench.figures import parse_goodput
+    from denim.commands.bench.figures import parse_goodput, parse_percentiles
     from denim.commands.bench.lengths import read_lengths
     from denim.commands.bench.serve import bench_serve as measure
+    from denim.commands.bench.serve import parse_extra_body
     from denim.commands.bench.workload import Wishes
 
-    limits = parse_goodput(goodput)
     prompts, outputs = read_lengths(prompt, output, trace)
     wishes = Wishes(
-        requests, turns, prompts, outputs, trace is not None, rate, think, shared_prefix, prefixes, seed
+        requests=requests,
+        turns=turns,
+        prompts=prompts,
+        outputs=outputs,
+        paired=trace is not None,
+        rate=rate,
+        burstiness=burstiness,
+        think=think,
+        shared=shared_prefix,
+        prefixes=prefixes,
+        seed=seed,
     )
     measure(
         url,
@@ -169,7 +186,9 @@ def bench_serve(
         chat=not completions,
         key=api_key,
         concurrency=concurrency,
-        limits=limits,
+        limits=parse_goodput(goodput),
+        percentiles=parse_percentiles(percentiles),
+        extra_body=parse_extra_body(extra_body),
         timeout=timeout,
         out=out,
         as_json=as_json,

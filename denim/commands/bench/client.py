@@ -24,7 +24,7 @@ LONGEST_ERROR = 300  # characters of a server's words
 @dataclass(frozen=True)
 class Api:
     """Where to ask, and how. `base_url` ends in /v1. `chat`: /chat/completions; else /completions. `extras`
-    go into every body beside the standard fields."""
+    go into every body beside the standard fields, or in their place."""
 
     base_url: str
     model: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +19,25 @@ from denim.errors import ConfigError
 if TYPE_CHECKING:
     from denim.commands.bench.client import Measured
 
-PERCENTILES = (50, 90, 99)
-LIMITS = ("ttft", "itl", "e2e")
-"""What a goodput can ask for, of each request: first token, mean time per token after it, whole answer."""
+PERCENTILES = "50,90,99"
+LIMITS = ("ttft", "tpot", "e2el")
+"""What a goodput can ask for, of each request, by vLLM's names: first token, mean time per token after it,
+whole answer."""
+
+
+def parse_percentiles(text: str) -> tuple[float, ...]:
+    """ "50,90,99.9". Raises ConfigError."""
+    try:
+        wanted = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        wanted = (-1.0,)
+    if not all(0 < p < 100 for p in wanted):
+        raise ConfigError(f"--percentiles is {text!r}; give numbers between 0 and 100: {PERCENTILES}")
+    return wanted
 
 
 def parse_goodput(text: str | None) -> dict[str, float]:
-    """ "ttft=500,itl=50,e2e=5000", in milliseconds, as seconds. Raises ConfigError."""
+    """ "ttft=500,tpot=50,e2el=5000", in milliseconds, as seconds. Raises ConfigError."""
     limits: dict[str, float] = {}
     for part in text.split(",") if text else ():
         name, _, value = part.strip().partition("=")
@@ -33,7 +46,7 @@ def parse_goodput(text: str | None) -> dict[str, float]:
         except ValueError:
             limit = -1.0
         if name not in LIMITS or not limit > 0:
-            raise ConfigError(f"--goodput is {text!r}; give milliseconds by name: ttft=500,itl=50,e2e=5000")
+            raise ConfigError(f"--goodput is {text!r}; give milliseconds by name: ttft=500,tpot=50,e2el=5000")
         limits[name] = limit
     return limits
 
@@ -66,7 +79,12 @@ def mean_per_token(one: Measured) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def figures(measured: Sequence[Measured], limits: Mapping[str, float], tokens_known: bool) -> dict[str, Any]:
+def figures(
+    measured: Sequence[Measured],
+    limits: Mapping[str, float],
+    tokens_known: bool,
+    percentiles: Sequence[float],
+) -> dict[str, Any]:
     """All numbers of a run. Seconds, tokens, and rates per second over the time from the first sending to the
     last end; a number is None where nothing was measured."""
     good = [one for one in measured if one.error is None]
@@ -89,10 +107,13 @@ def figures(measured: Sequence[Measured], limits: Mapping[str, float], tokens_kn
         "requests_per_second": len(good) / seconds if seconds else None,
         "output_tokens_per_second": output / seconds if seconds else None,
         "prompt_tokens_per_second": prompt / seconds if seconds and tokens_known else None,
-        "first_token": spread([first_token(one) for one in good]),
-        "per_token": spread([value for one in good for value in per_token(one)]),
-        "between_pieces": spread([gap for one in good for gap in gaps(one)]),
-        "whole_answer": spread([whole_answer(one) for one in good]),
+        "peak_output_tokens_per_second": peak_rate(good) if seconds >= 1 else None,
+        "peak_requests_in_work": peak_in_work(measured),
+        "first_token": spread([first_token(one) for one in good], percentiles),
+        "per_token_of_request": spread([mean_per_token(one) for one in good if gaps(one)], percentiles),
+        "per_token": spread([value for one in good for value in per_token(one)], percentiles),
+        "between_pieces": spread([gap for one in good for gap in gaps(one)], percentiles),
+        "whole_answer": spread([whole_answer(one) for one in good], percentiles),
         "goodput": None
         if not limits
         else {
@@ -110,8 +131,25 @@ def tokens_of(one: Measured) -> int:
     return len(one.pieces) if one.output_tokens is None else one.output_tokens
 
 
+def peak_rate(good: Sequence[Measured]) -> float | None:
+    """Most output tokens in one second of the run's clock."""
+    seconds: dict[int, float] = {}
+    for one in good:
+        mean = tokens_of(one) / len(one.pieces)
+        told = one.piece_tokens if all(one.piece_tokens) else [mean] * len(one.pieces)
+        for at, tokens in zip(one.pieces, told, strict=True):
+            seconds[int(at)] = seconds.get(int(at), 0) + tokens
+    return max(seconds.values(), default=None)
+
+
+def peak_in_work(measured: Sequence[Measured]) -> int:
+    """Most requests that were in work at once."""
+    changes = sorted([(one.sent, 1) for one in measured] + [(one.ended, -1) for one in measured])
+    return max(accumulate(change for _, change in changes), default=0)
+
+
 def meets(one: Measured, limits: Mapping[str, float]) -> bool:
-    reached = {"ttft": first_token(one), "itl": mean_per_token(one), "e2e": whole_answer(one)}
+    reached = {"ttft": first_token(one), "tpot": mean_per_token(one), "e2el": whole_answer(one)}
     return all(reached[name] <= limit for name, limit in limits.items())
 
 
@@ -132,10 +170,10 @@ def by_turn(good: Sequence[Measured]) -> list[dict[str, Any]]:
     return rows
 
 
-def spread(values: Sequence[float]) -> dict[str, float] | None:
+def spread(values: Sequence[float], percentiles: Sequence[float]) -> dict[str, float] | None:
     """mean, percentiles (linear between neighbours) and max; None for nothing."""
     if not values:
         return None
     found = {"mean": float(np.mean(values))}
-    found |= {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
+    found |= {f"p{p:g}": float(np.percentile(values, p)) for p in percentiles}
     return found | {"max": float(max(values))}

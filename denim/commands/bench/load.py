@@ -53,14 +53,14 @@ async def meet(client: httpx.AsyncClient, api: Api) -> Server:
     answer."""
     draw = random.Random(0)
     for extras in EXTRAS:
-        asked = replace(api, extras={**api.extras, **extras})
+        asked = replace(api, extras={**extras, **api.extras})
         few, many = [await _try(client, asked, text_of(n, 1, draw)) for n in (FEW, MANY)]
         error = few.error or many.error
         if error is None or not error.startswith(REFUSALS):
             break
     if error is not None:
         raise ConfigError(f"{api.base_url} cannot be measured with model {api.model!r}: {error}")
-    ignores = "ignore_eos" in extras
+    ignores = bool(asked.extras.get("ignore_eos"))
     if few.prompt_tokens is None or many.prompt_tokens is None:
         return Server(asked, WORDS_PER_TOKEN, None, ignores)
     tokens_per_word = (many.prompt_tokens - few.prompt_tokens) / (MANY - FEW)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from denim.commands.bench import figures as module
 from denim.commands.bench.client import Measured
-from denim.commands.bench.figures import figures, mean_per_token, parse_goodput, per_token
+from denim.commands.bench.figures import mean_per_token, parse_goodput, parse_percentiles, per_token
 from denim.errors import ConfigError
+
+
+def figures(measured: list[Measured], limits: dict[str, float], tokens_known: bool = True) -> dict[str, Any]:
+    return module.figures(measured, limits, tokens_known, (50, 90, 99))
 
 
 def answer(sent: float, pieces: list[float], tokens: list[int] | None = None, **more: object) -> Measured:
@@ -52,7 +59,7 @@ def test_goodput_needs_every_limit() -> None:
     failed = answer(0.0, [0.1, 0.2], error="status 500")
     run = [quick, late, slow, failed]
     assert figures(run, {"ttft": 0.5}, True)["goodput"]["met"] == 2
-    shown = figures(run, {"ttft": 0.5, "itl": 0.2, "e2e": 1.0}, True)["goodput"]
+    shown = figures(run, {"ttft": 0.5, "tpot": 0.2, "e2el": 1.0}, True)["goodput"]
     assert (shown["met"], shown["share"], shown["requests_per_second"]) == (1, 0.25, 0.5)
     assert figures(run, {}, True)["goodput"] is None
 
@@ -82,11 +89,40 @@ def test_percentiles() -> None:
     shown = figures(run, {}, True)["first_token"]
     assert shown["p50"] == pytest.approx(0.505) and shown["p99"] == pytest.approx(0.9901)
     assert list(shown) == ["mean", "p50", "p90", "p99", "max"]
+    assert parse_percentiles("25, 99.9") == (25, 99.9)
+    assert list(module.figures(run, {}, True, (25, 99.9))["first_token"]) == ["mean", "p25", "p99.9", "max"]
+    for text in ("", "0", "100", "x", "50,", "nan"):
+        with pytest.raises(ConfigError, match="--percentiles is"):
+            parse_percentiles(text)
+
+
+def test_a_request_counts_once_in_its_mean() -> None:
+    """TPOT is over requests, ITL over tokens; an answer in one piece has neither."""
+    run = [
+        answer(0.0, [1.0, 1.1], [1, 1]),
+        answer(0.0, [1.0, 1.5, 2.0, 2.5], [1, 1, 1, 1]),
+        answer(0.0, [1.0], [9]),
+    ]
+    shown = figures(run, {})
+    assert shown["per_token_of_request"]["mean"] == pytest.approx((0.1 + 0.5) / 2)
+    assert shown["per_token"]["mean"] == pytest.approx((0.1 + 3 * 0.5) / 4)
+
+
+def test_peaks() -> None:
+    run = [
+        answer(0.0, [0.5, 1.5], [2, 30]),
+        answer(0.0, [1.2, 1.9], [4, 5]),
+        answer(1.9, [2.5], output_tokens=8),
+    ]
+    shown = figures(run, {})
+    assert shown["peak_output_tokens_per_second"] == 30 + 4 + 5
+    assert shown["peak_requests_in_work"] == 2, "the first one ended before the last one was sent"
+    assert figures([answer(0.0, [0.1, 0.2])], {})["peak_output_tokens_per_second"] is None, "no second long"
 
 
 def test_goodput_as_it_is_written() -> None:
     assert parse_goodput(None) == {}
-    assert parse_goodput("ttft=500, e2e=2500") == {"ttft": 0.5, "e2e": 2.5}
-    for text in ("ttft", "ttft=0", "ttft=x", "speed=3", "ttft=nan"):
+    assert parse_goodput("ttft=500, tpot=20, e2el=2500") == {"ttft": 0.5, "tpot": 0.02, "e2el": 2.5}
+    for text in ("ttft", "ttft=0", "ttft=x", "speed=3", "ttft=nan", "itl=3"):
         with pytest.raises(ConfigError, match="--goodput is"):
             parse_goodput(text)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from denim import AsyncEngine
-from denim.commands.bench.serve import base_of, bench_serve
+from denim.commands.bench.serve import base_of, bench_serve, parse_extra_body
 from denim.commands.bench.workload import Wishes
 from denim.errors import ConfigError
 from denim.ledger.lengths import Lengths
@@ -30,6 +30,7 @@ def wishes(**changes: Any) -> Wishes:
         "outputs": Lengths.fixed(12),
         "paired": False,
         "rate": math.inf,
+        "burstiness": 1.0,
         "think": 0.0,
         "shared": 0,
         "prefixes": 1,
@@ -45,6 +46,8 @@ def bench(url: str, capsys: pytest.CaptureFixture[str], asked: Wishes | None = N
         "key": None,
         "concurrency": None,
         "limits": {},
+        "percentiles": (50, 99),
+        "extra_body": {},
         "timeout": 30.0,
         "out": None,
         "as_json": True,
@@ -92,18 +95,27 @@ def test_our_own_server_by_completions(own: str, capsys: pytest.CaptureFixture[s
 def test_prompts_that_the_server_says_it_does_not_take(
     model: str | None, own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = r"\(999,999,999 tokens\) and --shared-prefix make 1,000,000,009 .*/v1 takes at most 2,048; give"
+    told = r"\(999,999,999 tokens\) and answers .* are more than the 2,048 tokens that the server takes; give"
     with pytest.raises(ConfigError, match=told):
         bench(own, capsys, wishes(prompts=Lengths.fixed(999_999_999), shared=10), model=model)
+
+
+def test_no_request_is_too_long(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A distribution with a long tail, in conversations that would outgrow the context."""
+    asked = wishes(requests=20, turns=8, prompts=Lengths.lognormal(900, 1.5), outputs=Lengths.fixed(2))
+    result = bench(own, capsys, asked)
+    assert (result["completed"], result["errors"], result["room_tokens"]) == (20, {}, 2048)
+    assert result["redrawn"] > 0 and result["ended_early"] > 0
+    assert max(one["prompt_tokens"] for one in result["measured"]) > 1000
 
 
 @pytest.mark.parametrize("model", [None, "not in its list"])
 def test_prompts_beyond_what_anybody_takes(model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     manner = Manner()
     with fake_server(manner) as url:
-        with pytest.raises(ConfigError, match="at most 1,048,576 are asked for; give shorter ones"):
+        with pytest.raises(ConfigError, match="more than the 1,048,576 tokens .* give shorter ones"):
             bench(url, capsys, wishes(prompts=Lengths.fixed(999_999_999)), model=model)
-        assert not manner.seen
+        assert len(manner.seen) == 2, "no more than what it takes to meet it"
         assert bench(url, capsys, model=model)["completed"] == 6
 
 
@@ -139,7 +151,9 @@ def test_a_server_that_refuses_what_is_not_standard(capsys: pytest.CaptureFixtur
             chat=True,
             key=None,
             concurrency=None,
-            limits={"e2e": 9.0},
+            limits={"e2el": 9.0},
+            percentiles=(50, 99.9),
+            extra_body={},
             timeout=9.0,
             out=None,
             as_json=False,
@@ -147,7 +161,8 @@ def test_a_server_that_refuses_what_is_not_standard(capsys: pytest.CaptureFixtur
     assert result["completed"] == 6 and not result["ignores_eos"] and result["output_tokens"] == 72
     assert "ignore_eos" not in manner.seen[-1]
     shown = capsys.readouterr().out
-    assert "the server refuses ignore_eos" in shown and "goodput (e2e ≤ 9 s)" in shown
+    assert "without ignore_eos: answers may be shorter" in shown and "goodput (e2el ≤ 9 s)" in shown
+    assert "p99.9" in shown and "(TPOT)" in shown and "at most 6 requests in work at once" in shown
     assert "first token" in shown and "6 of 6 requests" in shown
 
 
@@ -165,6 +180,19 @@ def test_errors_in_mid_stream(capsys: pytest.CaptureFixture[str]) -> None:
     with fake_server(manner) as url, pytest.raises(ConfigError, match="no request was completed: the engine"):
         bench(url, capsys, wishes(requests=4, turns=2))
     assert json.loads(capsys.readouterr().out)["errors"] == {"the engine died": 2}
+
+
+def test_more_fields_of_each_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """They stand in the place of the run's own."""
+    manner = Manner()
+    with fake_server(manner) as url:
+        result = bench(url, capsys, extra_body={"temperature": 0.7, "top_p": 0.9, "ignore_eos": False})
+    assert result["extra_body"]["top_p"] == 0.9 and not result["ignores_eos"]
+    assert all(body["temperature"] == 0.7 and body["ignore_eos"] is False for body in manner.seen)
+    assert parse_extra_body(None) == {} and parse_extra_body('{"top_k": 3}') == {"top_k": 3}
+    for text, told in (("{", "is no JSON"), ("[]", "give a JSON object"), ('{"stream": false}', "'stream'")):
+        with pytest.raises(ConfigError, match=f"--extra-body.*{told}"):
+            parse_extra_body(text)
 
 
 def test_arrivals_are_kept(capsys: pytest.CaptureFixture[str]) -> None:

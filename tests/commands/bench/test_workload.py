@@ -6,12 +6,12 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from statistics import mean
+from statistics import mean, variance
 
 import pytest
 
 from denim.commands.bench.lengths import read_lengths
-from denim.commands.bench.workload import Wishes, sessions_of
+from denim.commands.bench.workload import Room, Session, Wishes, draw_sessions
 from denim.errors import ConfigError
 from denim.ledger.lengths import Lengths
 
@@ -24,12 +24,18 @@ def wishes(**changes: object) -> Wishes:
         "outputs": Lengths.fixed(20),
         "paired": False,
         "rate": math.inf,
+        "burstiness": 1.0,
         "think": 0.0,
         "shared": 0,
         "prefixes": 1,
         "seed": 0,
     }
     return Wishes(**(plain | changes))  # type: ignore[arg-type]
+
+
+def sessions_of(wishes: Wishes, words_per_token: float) -> list[Session]:
+    """For a server that takes anything."""
+    return draw_sessions(wishes, words_per_token, Room(10**9, 0)).sessions
 
 
 def test_every_turn_counts_as_a_request() -> None:
@@ -53,6 +59,39 @@ def test_conversations_arrive_at_the_rate() -> None:
     assert starts == sorted(starts) and starts[0] == 0
     assert mean(gaps) == pytest.approx(1 / 8, rel=0.06)
     assert mean(gap > 1 / 8 for gap in gaps) == pytest.approx(math.exp(-1), abs=0.03)  # Poisson
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_bursts_keep_the_rate(burstiness: float) -> None:
+    """The variance of a gamma distribution of shape b is 1/b times that of Poisson arrivals."""
+    asked = wishes(requests=8000, rate=8.0, burstiness=burstiness)
+    starts = [session.start for session in sessions_of(asked, 1.0)]
+    gaps = [after - before for before, after in itertools.pairwise(starts)]
+    assert mean(gaps) == pytest.approx(1 / 8, rel=0.06)
+    assert variance(gaps) == pytest.approx((1 / 8) ** 2 / burstiness, rel=0.2)
+
+
+def test_lengths_that_do_not_fit_are_drawn_again() -> None:
+    """Whatever is sent has room, the template's tokens and words that turn out longer included."""
+    asked = wishes(requests=300, prompts=Lengths.lognormal(400, 1.0), outputs=Lengths.lognormal(200, 1.0))
+    drawn = draw_sessions(asked, 1.0, Room(1000, 20))
+    turns = [turn for session in drawn.sessions for turn in session.turns]
+    most = max((len(turn.text.split()) + 20) * 1.02 + turn.output_tokens for turn in turns)
+    assert 900 < most <= 1000 and len(turns) == 300
+    assert 20 < drawn.redrawn < 200 and drawn.ended == 0
+
+
+def test_conversations_end_where_the_next_turn_would_not_fit() -> None:
+    """Of 10 turns of 120 tokens four fit into 500; still as many requests are made."""
+    drawn = draw_sessions(wishes(requests=10, turns=10), 1.0, Room(500, 0))
+    assert [len(session.turns) for session in drawn.sessions] == [4, 4, 2]
+    assert (drawn.redrawn, drawn.ended) == (0, 2)
+
+
+@pytest.mark.parametrize("asked", [{"prompts": Lengths.fixed(999)}, {"shared": 10**12}])
+def test_lengths_that_never_fit(asked: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="are more than the 1,000 tokens that the server takes; give short"):
+        draw_sessions(wishes(**asked), 1.0, Room(1000, 0))
 
 
 def test_the_seed_decides() -> None:
@@ -88,6 +127,8 @@ def test_lengths_that_cannot_be(text: str) -> None:
         ({"turns": 0}, "--turns is 0"),
         ({"rate": 0.0}, "--rate is 0"),
         ({"rate": math.nan}, "--rate is nan"),
+        ({"burstiness": 0.0}, "--burstiness is 0"),
+        ({"burstiness": math.inf}, "--burstiness is inf"),
         ({"think": -1.0}, "--think is -1"),
         ({"shared": -1}, "--shared-prefix is -1"),
     ],
