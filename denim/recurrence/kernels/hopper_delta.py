@@ -10,14 +10,13 @@ from __future__ import annotations
 import torch
 import triton
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.decay import MIN_LOG_DECAY
 from denim.recurrence.kernels.delta_pass import join
-from denim.recurrence.kernels.hopper_delta_chunks import DIM, SIZE, chunk_matrices
+from denim.recurrence.kernels.hopper_delta_chunks import DIM, chunk_matrices
 from denim.recurrence.kernels.hopper_delta_walk import walk_chunks
+from denim.recurrence.kernels.hopper_triangular import SIZE, matrix
 
 # Chunks in the walk's ring, 64 KiB each. Measured on an H200: where programs wait for a multiprocessor,
 # memory is the limit, and a third costs 2%; elsewhere it hides what a chunk takes to come.
@@ -74,7 +73,7 @@ def hopper_delta(
     since = torch.empty(chunks, heads, SIZE.value, dtype=torch.float32, **place)
     scores, until = torch.empty_like(solve), torch.empty_like(since)
     out = torch.empty(len(rows), heads, DIM.value, dtype=rows.dtype, **place)
-    matrices = [_matrix(x) for x in (rows, solve.view(-1, SIZE.value), scores.view(-1, SIZE.value))]
+    matrices = [matrix(x) for x in (rows, solve.view(-1, SIZE.value), scores.view(-1, SIZE.value))]
     chunk_matrices[(chunks * heads,)](
         *matrices,
         a,
@@ -133,9 +132,3 @@ def hopper_delta(
         join(table, between, maps, span, "tf32")
     walk(outputs=True)
     return out
-
-
-def _matrix(x: Tensor) -> TensorDescriptor:
-    """A matrix as TMA sees it, in tiles of 64 rows of 128 bytes."""
-    tile = gl.NVMMASharedLayout(128, 16, 2)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [SIZE.value, 64], tile)

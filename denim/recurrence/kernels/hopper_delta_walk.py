@@ -22,7 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from denim.recurrence.kernels.delta_walk import TABLE
-from denim.recurrence.kernels.hopper_delta_chunks import DIM, SIZE, barrier
+from denim.recurrence.kernels.hopper_delta_chunks import DIM
+from denim.recurrence.kernels.hopper_triangular import SIZE, barrier
 
 ROWS = gl.constexpr(64)  # of the state for a group of warps
 VECTORS = gl.constexpr(3)  # of a chunk: e^{G_t}, e^{G_C - G_t}, e^{G_C}
