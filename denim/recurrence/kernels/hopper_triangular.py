@@ -1,4 +1,4 @@
-"""(I + A)^-1 of a chunk of 64 tokens on Hopper, A strictly lower triangular, and diagonal blocks of 16 tokens.
+"""(I + A)^-1 of a chunk of 64 tokens on Hopper, A strictly lower triangular, and blocks on the diagonal.
 
 The inverse grows by diagonal blocks of twice the size (`denim.recurrence.kernels.triangular`). Blocks of 16
 rows belong to one warp each and are inverted in its registers; the last two steps multiply A as a whole and
@@ -96,8 +96,8 @@ def _own_block(spread: gl.constexpr):
 def _near_inverse(near, beta):
     """The inverses [4, 16, 16] of the diagonal blocks of I + A, each in one warp.
 
-    near: A's, before beta, and their transposes above the diagonal; beta: [64], of the rows. The products of a
-    level need T and A as left and as right operands. What a warp holds of a matrix as a result is what it
+    near: A's, before beta, and their transposes above the diagonal; beta: [64], of the rows. The products of
+    a level need T and A as left and as right operands. What a warp holds of a matrix as a result is what it
     needs of it as a left operand, and of its transpose as a right one: so T and T^T are carried on together,
     and nothing goes from thread to thread.
     """
@@ -127,9 +127,9 @@ def _near_inverse(near, beta):
 
 @gluon.jit
 def inverse_of_unit_lower(near, beta, work):
-    """(I + A)^-1, [64, 64]. near: [4, 16, 16], A's diagonal blocks before beta, and their transposes above the
-    diagonal; beta: [64]; work: [2, 64, 64] fp16 in shared memory, the first -A, of which nothing is taken but
-    what lies below the diagonal blocks, visible to all and to TMA."""
+    """(I + A)^-1, [64, 64]. near: [4, 16, 16], A's diagonal blocks before beta, and their transposes above
+    the diagonal; beta: [64]; work: [2, 64, 64] fp16 in shared memory, the first -A, of which nothing is taken
+    but what lies below the diagonal blocks, visible to all threads and to wgmma."""
     left: gl.constexpr = gl.DotOperandLayout(0, SQUARE, 2)
     row = gl.arange(0, SIZE, layout=gl.SliceLayout(1, SQUARE))[:, None]
     column = gl.arange(0, SIZE, layout=gl.SliceLayout(0, SQUARE))[None, :]
