@@ -55,6 +55,10 @@ class Holdings:
             need[PAGE] = self.pages_for(tokens) - shared + headroom
         return make_room(need)
 
+    def shareable(self, leader: Request | None) -> Sequence[int]:
+        """The leader's pages that are full at the fork point: nobody writes to them any more."""
+        return leader.pages[: leader.computed // self.page_size] if leader is not None else []
+
     def take(self, request: Request, shared: Sequence[int]) -> None:
         """Give the request a slot and the pages of its known tokens, the first of them shared ones."""
         own = self.arena.alloc_many(PAGE, self.pages_for(len(request.tokens)) - len(shared))

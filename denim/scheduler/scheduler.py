@@ -27,18 +27,16 @@ The rules:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import count, islice
+from collections.abc import Callable, Mapping
+from itertools import count
 
 from denim.cache.lower_tiers import LowerTiers, Sources
-from denim.cache.node import Node
 from denim.cache.prefix_cache import HasRoom, Hit, PrefixCache
 from denim.errors import CapacityError, RequestError
 from denim.memory.arena import Arena
-from denim.memory.layout import PAGE, SLOT
 from denim.memory.swap import SwapSpace
 from denim.runner.plan import PageCopy, StepPlan
+from denim.scheduler.admission import Admission
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.holdings import Holdings
 from denim.scheduler.prefixes import Prefixes
@@ -47,9 +45,6 @@ from denim.scheduler.request import UNKNOWN, Request, Status
 from denim.scheduler.room import Room
 from denim.scheduler.spans import deal_spans
 from denim.scheduler.step_draft import StepDraft
-
-LOOK_AHEAD = 16
-"""Waiting requests whose prefixes are brought up from lower tiers while they wait."""
 
 
 class Scheduler:
@@ -89,6 +84,9 @@ class Scheduler:
         self.prefixes = Prefixes(arena, cache, config.chunk_size, saves_inside, tiers)
         self._saves_inside = saves_inside
         self._room = Room(arena, compactor, cache, tiers)
+        self._admission = Admission(
+            config, self._holdings, self._room, self.prefixes, self._waiting, self._running
+        )
 
     # Requests come and go
 
@@ -141,7 +139,7 @@ class Scheduler:
         self.prefixes.arrive()
         step = self._step = StepDraft()
         self._grow(step)
-        self._look_ahead()
+        self._admission.look_ahead()
         self._admit(step)
         self.prefixes.reserve(self._running, self.config.max_num_batched_tokens)
         plan = step.plan
@@ -233,101 +231,26 @@ class Scheduler:
                     self._preempt(step, self._running[-1])
 
     def _admit(self, step: StepDraft) -> None:
-        """Start or resume waiting requests, in order, as long as the first of them has room.
+        """Start or resume waiting requests as long as there is room.
 
         One that gave way in this step may come back in it, where the move has joined scattered free memory.
         """
-        passed = 0  # waiting requests, the first in the order, whose prefix is on its way
-        while passed < len(self._waiting):
-            head = self._waiting[passed]
-            leader = head.family.leader if head.family else None
-            if leader is not None and (leader.computed < leader.fork_point or leader.id in step.started):
-                return
-            seat = len(self._running) < self.config.max_running or self._running[-1].priority > head.priority
-            if leader is None and seat and self._comes(head):  # without a seat it was looked for once
-                passed += 1
-                continue
-            hit = self.prefixes.find(head) if leader is None and head.status is Status.WAITING else None
-            if self.prefixes.awaits(head, hit, self._running):
-                return
-            room, hit = self._has_room(head, leader, hit)
-            if not room and not (self._running and self._running[-1].priority > head.priority):
-                return
-            if self._tokens_before(head, room) >= self.config.max_num_batched_tokens:
-                return
-            if room:
-                self._start(step, head, leader, hit)
-            else:
+        for entry in self._admission.decide(step.started):
+            if entry is None:
                 self._preempt(step, self._running[-1])
+            else:
+                self._start(step, *entry)
 
-    def _look_ahead(self) -> None:
-        """Have what the next requests could begin from brought up while they wait."""
-        if self.prefixes.tiers is None:
-            return
-        for request in islice(self._waiting, LOOK_AHEAD):
-            reuse, family = request.reuse, request.family
-            if reuse is not None and not reuse.sought and (family is None or family.leader is None):
-                self._comes(request)
-
-    def _comes(self, request: Request) -> bool:
-        """Whether more of a waiting request's prefix is on its way up than it could begin from now."""
-        if self.prefixes.tiers is None or request.status is not Status.WAITING:
-            return False
-        hit = self.prefixes.find(request)
-        return hit is not None and self.prefixes.comes(
-            request, hit, lambda need: self._room_to_land(request, hit, need)
-        )
-
-    def _room_to_land(self, request: Request, hit: Hit, need: Mapping[str, int]) -> bool:
-        """Room for what `request` waits for: beside it the request itself must fit, or others would have left
-        for nothing, and a page for each that runs."""
-        layout = self._arena.layout
-        ahead, whole = Counter(need), Counter(layout.need(len(request.tokens)))
-        if self._holdings.has_pages:
-            ahead[PAGE] += len(self._running)
-            whole[PAGE] += len(self._running)
-        if self._holdings.has_slots:
-            whole[SLOT] += 1
-        return self._room.is_enough(whole, self._running) and self._make_room(ahead, keep=hit.node)
-
-    def _has_room(self, head: Request, leader: Request | None, hit: Hit | None) -> tuple[bool, Hit | None]:
-        """Whether a seat and memory are free for `head`, which shares a leader's full pages or those of
-        `hit`; and what it can begin from now: making room may move the hit, or take it if nothing else helps.
-        """
-        running = len(self._running)
-        if running >= self.config.max_running:
-            return False, hit
-        tokens = len(head.tokens)
-        while hit is not None and hit.position:
-            shared = len(hit.pages) - hit.partial
-            beside_hit = partial(self._make_room, keep=hit.node)
-            if self._holdings.has_room(tokens, shared, running, beside_hit):
-                return True, self.prefixes.find(head)
-            without = partial(self._room.is_enough, running=self._running)
-            if not self._holdings.has_room(tokens, 0, running, without) or not self._room.give_up(hit):
-                return False, hit
-            hit = self.prefixes.find(head)
-        room = self._holdings.has_room(tokens, len(self._shareable(leader)), running, self._make_room)
-        return room, self.prefixes.find(head) if hit is not None else None
-
-    def _make_room(self, need: Mapping[str, int], keep: Node | None = None) -> bool:
-        return self._room.make(need, self._running, keep)
-
-    def _shareable(self, leader: Request | None) -> Sequence[int]:
-        """The leader's pages that are full at the fork point: nobody writes to them any more."""
-        return leader.pages[: leader.computed // self._holdings.page_size] if leader is not None else []
-
-    def _tokens_before(self, head: Request, room: bool) -> int:
-        """Tokens that this step owes to others before `head`: decode rows, and prefill ahead of it. Without
-        `room` the last running request gives way to it, and is owed nothing."""
-        stay = islice(self._running, len(self._running) - (not room))
-        return sum(r.remaining for r in stay if not r.exhausted and (r.key < head.key or r.remaining == 1))
+    def _make_room(self, need: Mapping[str, int]) -> bool:
+        return self._room.make(need, self._running)
 
     def _start(self, step: StepDraft, request: Request, leader: Request | None, hit: Hit | None) -> None:
         """Give a waiting or swapped request its memory and let it run."""
         self._waiting.remove(request)
         step.started.add(request.id)
-        shared = self._shareable(leader) if hit is None else hit.pages[: len(hit.pages) - hit.partial]
+        shared = (
+            self._holdings.shareable(leader) if hit is None else hit.pages[: len(hit.pages) - hit.partial]
+        )
         self._holdings.take(request, shared)
         if request.status is Status.SWAPPED:
             if request.slot >= 0:
