@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from denim.errors import RequestError
 from denim.sampling_params import MAX_LOGPROBS, SamplingParams
-from denim.server.base_model import ApiModel
+from denim.server.base_model import ApiModel, Items
 from denim.server.logprobs import ChatLogprobs
 from denim.server.schema import SamplingFields, StreamOptions, Usage, check_tool_choice, ranged
 
@@ -80,13 +80,13 @@ class ChatMessage(ApiModel):
     """One message. `reasoning_content` is an assistant's; templates decide what they do with it."""
 
     role: Role
-    content: str | list[ContentPart] | None = None
+    content: str | Items[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[EarlierCall] | None = None
+    tool_calls: Items[EarlierCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    annotations: list[Any] | None = None
+    annotations: Items[Any] | None = None
     audio: None = None
     function_call: None = None
     cache_control: CacheControl | None = None
@@ -120,7 +120,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 class ChatRequest(SamplingFields):
     """A conversation, to be answered."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1)
     model: str | None = None
     max_completion_tokens: int | None = Field(
         default=None, ge=1, description="Default: what the context leaves."
@@ -130,7 +130,7 @@ class ChatRequest(SamplingFields):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
@@ -146,7 +146,7 @@ class ChatRequest(SamplingFields):
         default=None, description="Without effect: prefixes are found by content."
     )
     prompt_cache_retention: str | None = Field(default=None, description="Without effect.")
-    modalities: list[Literal["text"]] | None = None
+    modalities: Items[Literal["text"]] | None = None
     best_of: Annotated[int | None, Field(description="Refused: ask for n completions.")] = None
 
     def check(self) -> None:

@@ -8,13 +8,16 @@ from pydantic import Field
 
 from denim.errors import RequestError
 from denim.sampling_params import MAX_LOGPROBS, SamplingParams
-from denim.server.base_model import ApiModel
+from denim.server.base_model import ApiModel, Items
 from denim.server.logprobs import CompletionLogprobs, PromptLogprob
 from denim.server.schema import SamplingFields, StreamOptions, Usage, ranged
 
 DEFAULT_MAX_TOKENS = 16  # the API's
 
-Prompt = str | list[int] | list[str] | list[list[int]]
+MOST_POSITIONS = 1024
+"""Of `cache_control`: each may cost a checkpoint."""
+
+Prompt = str | Items[int] | Items[str] | Items[Items[int]]
 
 
 class CompletionRequest(SamplingFields):
@@ -27,8 +30,9 @@ class CompletionRequest(SamplingFields):
     echo: bool | None = Field(default=None, description="The prompt is part of the text.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_control: list[int] | None = Field(
+    cache_control: Items[int] | None = Field(
         default=None,
+        max_length=MOST_POSITIONS,
         description="Positions in the prompt, in tokens, after which the prefix cache should save.",
     )
     best_of: Annotated[int | None, Field(description="Refused: ask for n completions.")] = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from math import isinf
 from typing import Any, NoReturn
 
@@ -21,6 +21,15 @@ from denim.server.serving import serving_of
 
 DEEPEST = 100
 """Levels of nesting: far more than any schema needs, far less than what exhausts a stack."""
+
+SHORT_BODY = 64 * 1024
+"""Bytes that are read in a millisecond, on the spot."""
+
+# All clients wait while fields are checked, some microseconds a value. 32 MiB have room for 16 million.
+MOST_NUMBERS = 2**21
+"""Values in all: the token ids of the longest prompt that there is a model for, twice."""
+MOST_PARTS = 100_000
+"""Values but for numbers in lists: those of a conversation of ten thousand messages."""
 
 
 class JsonRequest(Request):
@@ -65,7 +74,10 @@ class JsonRequest(Request):
                 return b"".join(parts)
 
     async def json(self) -> Any:
-        return parse_json(await self.body())
+        body = await self.body()
+        if len(body) <= SHORT_BODY:
+            return parse_json(body)
+        return await asyncio.to_thread(parse_json, body)  # others go on meanwhile
 
 
 class JsonRoute(APIRoute):
@@ -85,7 +97,10 @@ class JsonRoute(APIRoute):
 
 
 def parse_json(body: bytes) -> Any:
-    """The value of a JSON text in UTF-8. Raises ApiError (400) for everything else."""
+    """The value of a JSON text in UTF-8. Raises ApiError: 400 for everything else, 413 for more values than
+    anybody has use for."""
+    if body.count(b",") > MOST_NUMBERS:  # those in strings count too, which takes a string of megabytes
+        raise _too_many(MOST_NUMBERS, "values")
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -115,6 +130,10 @@ def _bad(why: str, param: str | None = None) -> ApiError:
     return ApiError(400, f"The body is not valid JSON: {why}.", param=param, code="invalid_json")
 
 
+def _too_many(most: int, what: str) -> ApiError:
+    return ApiError(413, f"the body has more than {most:,} {what}; send less in one request")
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
@@ -136,19 +155,26 @@ def _float(text: str) -> float:
 
 
 def _check(value: Any, surrogates: bool) -> None:
-    """Refuse deep nesting and, where there may be some, halves of surrogate pairs, with the place."""
+    """Refuse too many values, deep nesting and, where there may be some, halves of surrogate pairs, with the
+    place."""
     level: list[tuple[str, Any]] = [("", value)]
+    parts = 0
     for _ in range(DEEPEST):
         below: list[tuple[str, Any]] = []
         for path, item in level:
+            inside: Sequence[tuple[object, Any]] = ()
             if isinstance(item, dict):
-                below += [(f"{path}.{key}", inner) for key, inner in item.items()]
+                inside = list(item.items())
                 if surrogates and any(_halved(key) for key in item):
                     raise _bad("a key holds half of a surrogate pair", param=path.strip(".") or None)
             elif isinstance(item, list):
-                below += [(f"{path}.{at}", inner) for at, inner in enumerate(item) if not _is_leaf(inner)]
+                inside = [(at, inner) for at, inner in enumerate(item) if not _is_leaf(inner)]
             elif surrogates and isinstance(item, str) and _halved(item):
                 raise _bad("a string holds half of a surrogate pair", param=path.strip("."))
+            parts += len(inside)
+            if parts > MOST_PARTS:
+                raise _too_many(MOST_PARTS, "values beside numbers in lists")
+            below += [(f"{path}.{key}", inner) for key, inner in inside]
         level = below
         if not level:
             return

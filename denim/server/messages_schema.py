@@ -8,7 +8,7 @@ from pydantic import Field
 
 from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
-from denim.server.base_model import ApiModel
+from denim.server.base_model import ApiModel, Items
 from denim.server.chat_schema import CacheControl
 from denim.server.schema import checked_stop, ranged
 from denim.server.structured import json_schema_output
@@ -18,7 +18,7 @@ class TextBlock(ApiModel):
     type: Literal["text"] = "text"
     text: str
     cache_control: CacheControl | None = None
-    citations: list[Any] | None = None
+    citations: Items[Any] | None = None
 
 
 class ThinkingBlock(ApiModel):
@@ -46,7 +46,7 @@ class ToolUseBlock(ApiModel):
 class ToolResultBlock(ApiModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | Items[TextBlock] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -59,7 +59,7 @@ Block = Annotated[
 
 class AnthropicMessage(ApiModel):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Items[Block]
 
 
 class AnthropicTool(ApiModel):
@@ -68,7 +68,7 @@ class AnthropicTool(ApiModel):
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
     strict: bool | None = None
-    input_examples: list[dict[str, Any]] | None = Field(default=None, description="Without effect.")
+    input_examples: Items[dict[str, Any]] | None = Field(default=None, description="Without effect.")
     eager_input_streaming: bool | None = Field(
         default=None, description="Without effect: input always streams."
     )
@@ -105,9 +105,9 @@ class MessageFields(ApiModel):
     """What a request and the counting of its tokens have in common."""
 
     model: str
-    messages: list[AnthropicMessage] = Field(min_length=1)
-    system: str | list[TextBlock] | None = None
-    tools: list[AnthropicTool] | None = None
+    messages: Items[AnthropicMessage] = Field(min_length=1)
+    system: str | Items[TextBlock] | None = None
+    tools: Items[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = Field(default=None, description="Without it the model does not think.")
     output_config: OutputConfig | None = None
@@ -122,7 +122,7 @@ class MessagesRequest(MessageFields):
     """A conversation, to be answered."""
 
     max_tokens: int = Field(json_schema_extra={"minimum": 1})
-    stop_sequences: list[str] | None = None
+    stop_sequences: Items[str] | None = None
     stream: bool | None = None
     temperature: float | None = ranged("0 takes the likeliest token.", minimum=0)
     top_p: float | None = ranged("The fewest likeliest tokens of so much.", exclusiveMinimum=0, maximum=1)

@@ -9,7 +9,7 @@ from pydantic import Tag as UnionTag
 
 from denim.errors import RequestError
 from denim.sampling_params import MAX_LOGPROBS, SamplingParams
-from denim.server.base_model import ApiModel
+from denim.server.base_model import ApiModel, Items
 from denim.server.chat_schema import ContentPart, arguments_object
 from denim.server.schema import check_tool_choice, checked_stop, ranged
 from denim.server.structured import (
@@ -26,7 +26,7 @@ NOT_KEPT = "nothing is stored between requests; send the whole conversation as i
 class MessageItem(ApiModel):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
+    content: str | Items[ContentPart]
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -45,7 +45,7 @@ class CallItem(ApiModel):
 class CallOutputItem(ApiModel):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[ContentPart]
+    output: str | Items[ContentPart]
     id: str | None = None
     status: str | None = None
 
@@ -59,8 +59,8 @@ class ReasoningPart(ApiModel):
 
 class ReasoningItem(ApiModel):
     type: Literal["reasoning"]
-    summary: list[ReasoningPart]
-    content: list[ReasoningPart] | None = None
+    summary: Items[ReasoningPart]
+    content: Items[ReasoningPart] | None = None
     encrypted_content: str | None = None
     id: str | None = None
     status: str | None = None
@@ -138,7 +138,7 @@ Included = Literal[
 class ResponsesRequest(ApiModel):
     """Input, to be answered."""
 
-    input: str | list[InputItem]
+    input: str | Items[InputItem]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, description="Default: what the context leaves.")
@@ -147,14 +147,14 @@ class ResponsesRequest(ApiModel):
     top_logprobs: int | None = Field(
         default=None, ge=0, le=MAX_LOGPROBS, description="Log-probabilities of so many."
     )
-    include: list[Included] | None = Field(
+    include: Items[Included] | None = Field(
         default=None, description="message.output_text.logprobs has an effect."
     )
     stream: bool | None = None
     stream_options: dict[str, Any] | None = Field(
         default=None, description="Without effect: nothing is padded."
     )
-    tools: list[ResponsesTool] | None = None
+    tools: Items[ResponsesTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = Field(default=None, description="Without effect: of the API's own tools.")
@@ -180,7 +180,7 @@ class ResponsesRequest(ApiModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     priority: int | None = None

@@ -13,11 +13,13 @@ from pydantic import Field
 
 from denim.errors import RequestError
 from denim.sampling_params import MAX_LOGPROBS, MAX_N, SamplingParams
-from denim.server.base_model import ApiModel
+from denim.server.base_model import ApiModel, Items
 from denim.server.structured import ResponseFormat, StructuredOutputs, structured_output
 
 MOST_STOPS, LONGEST_STOP = 64, 1024
 """Stop strings of a request, and their characters: each costs time with every token."""
+
+MOST_STOP_TOKENS = 1024
 
 
 def ranged(description: str, **limits: float) -> Any:
@@ -38,8 +40,10 @@ class SamplingFields(ApiModel):
     frequency_penalty: float | None = ranged("On tokens, each time they came.", minimum=-2, maximum=2)
     repetition_penalty: float | None = ranged("1 is neutral.", exclusiveMinimum=0)
     seed: int | None = ranged("The same seed draws the same answer.", minimum=-(2**63), maximum=2**64 - 1)
-    stop: str | list[str] | None = Field(default=None, description="Strings that end the text.")
-    stop_token_ids: list[int] | None = Field(default=None, description="Tokens that end it.")
+    stop: str | Items[str] | None = Field(default=None, description="Strings that end the text.")
+    stop_token_ids: Items[int] | None = Field(
+        default=None, max_length=MOST_STOP_TOKENS, description="Tokens that end it."
+    )
     ignore_eos: bool | None = Field(default=None, description="Go on past the model's end tokens.")
     min_tokens: int | None = ranged("No end before so many tokens.", minimum=0)
     logit_bias: dict[str, float] | None = Field(default=None, description="Token id to -100 … 100.")

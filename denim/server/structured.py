@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from denim.errors import RequestError
-from denim.server.base_model import ApiModel
+from denim.server.base_model import ApiModel, Items
 from denim.structured_output import StructuredOutput
 
 
@@ -46,7 +46,7 @@ class StructuredOutputs(ApiModel):
     json_: dict[str, Any] | str | bool | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from denim.engine.tokenizer import need_tokenizer
 from denim.errors import RequestError
-from denim.server.base_model import ApiModel
+from denim.server.base_model import ApiModel, Items, json_response
 from denim.server.chat_schema import ChatMessage, Tool
 from denim.server.conversation import conversation
 from denim.server.json_body import JsonRoute
 from denim.server.schema import ERRORS
 from denim.server.serving import serving_of
+
+LONGEST_TEXT = 2**22
+"""Characters that are tokenised at once: a second's work."""
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"], responses=ERRORS)
 
@@ -25,8 +28,8 @@ class TokenizeRequest(ApiModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
-    tools: list[Tool] | None = None
+    messages: Items[ChatMessage] | None = Field(default=None, min_length=1)
+    tools: Items[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = Field(default=None, description="Of a text; default: true.")
     return_token_strs: bool | None = None
@@ -41,7 +44,7 @@ class Tokens(ApiModel):
 
 class DetokenizeRequest(ApiModel):
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
     skip_special_tokens: bool | None = Field(default=None, description="Default: false.")
 
 
@@ -49,8 +52,8 @@ class Text(ApiModel):
     prompt: str
 
 
-@router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
+@router.post("/tokenize", response_model=Tokens)
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Token ids of a text or of a conversation."""
     serving = serving_of(request)
     serving.model_named(body.model)
@@ -58,16 +61,25 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
     if body.prompt is not None:
+        if len(body.prompt) > LONGEST_TEXT:
+            raise RequestError(
+                f"prompt has {len(body.prompt):,} characters; send at most {LONGEST_TEXT:,} at once", "prompt"
+            )
         special = body.add_special_tokens is not False
         tokens = await asyncio.to_thread(tokenizer.encode, body.prompt, special)
     else:
         chat = conversation(body.messages or [], body.tools or [], body.chat_template_kwargs or {})
         tokens = (await serving.engine.read_chat(chat.messages, **chat.template_options)).tokens
-    return Tokens(
-        count=len(tokens),
-        max_model_len=serving.engine.facts.max_model_len,
-        tokens=tokens,
-        token_strs=[tokenizer.decode_one(token) for token in tokens] if body.return_token_strs else None,
+    texts = None
+    if body.return_token_strs:
+        texts = await asyncio.to_thread(lambda: [tokenizer.decode_one(token) for token in tokens])
+    return json_response(
+        Tokens(
+            count=len(tokens),
+            max_model_len=serving.engine.facts.max_model_len,
+            tokens=tokens,
+            token_strs=texts,
+        )
     )
 
 

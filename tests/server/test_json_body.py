@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from denim.server import json_body
 from denim.server.errors import ApiError
 from denim.server.json_body import DEEPEST, parse_json
 from tests.server.live import Live, live
@@ -98,6 +100,43 @@ def test_what_is_allowed() -> None:
     assert parse_json(b"[" * (DEEPEST - 1) + b"]" * (DEEPEST - 1)) is not None
     with pytest.raises(ApiError, match="deeper"):
         parse_json(b"[" * (DEEPEST + 1) + b"1" + b"]" * (DEEPEST + 1))
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"[" + b"1," * (2**21 + 1) + b"1]", "more than 2,097,152 values"),
+        (b"[" + b'"a",' * 100_001 + b"1]", "more than 100,000 values beside numbers in lists"),
+        (json.dumps({str(i): i for i in range(100_001)}).encode(), "more than 100,000"),
+        (b"[" + b"[[]]," * 50_001 + b"1]", "more than 100,000"),
+    ],
+    ids=["numbers", "strings", "keys", "lists"],
+)
+def test_more_values_than_anybody_has_use_for(body: bytes, told: str) -> None:
+    """All clients wait while they are read."""
+    with pytest.raises(ApiError, match=told) as caught:
+        parse_json(body)
+    assert caught.value.status_code == 413
+
+
+def test_others_go_on_while_a_long_body_is_read(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def read(body: bytes) -> Any:
+        threads.append(threading.current_thread())
+        return parse_json(body)
+
+    monkeypatch.setattr(json_body, "parse_json", read)
+    for length in (10, 2**17, 10):
+        http.post("/tokenize", json={"prompt": "x" * length})
+    loop, beside, again = threads
+    assert loop is again is not beside
+
+
+def test_as_many_values_as_there_is_use_for() -> None:
+    assert len(parse_json(b"[" + b"1," * 1_100_000 + b"1]")) == 1_100_001
+    text = ", ".join(["word"] * 200_000)
+    assert parse_json(json.dumps({"prompt": text}).encode()) == {"prompt": text}
 
 
 def test_a_long_list_of_tokens_is_read_quickly() -> None:

@@ -235,6 +235,7 @@ def test_tokens_of_a_conversation(http: httpx.Client) -> None:
         ("/tokenize", {}, "either prompt or messages"),
         ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "either"),
         ("/tokenize", {"prompt": 7}, "valid string"),
+        ("/tokenize", {"prompt": "x" * (2**22 + 1)}, "send at most 4,194,304 at once"),
         ("/tokenize", {"messages": []}, "at least 1"),
         ("/tokenize", {"prompt": "x", "model": "other"}, "not served"),
         ("/detokenize", {"tokens": [6144]}, "outside the vocabulary"),

@@ -6,12 +6,13 @@ from typing import Any, get_args
 
 import httpx
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from denim.server.chat_schema import ChatRequest
 from denim.server.completion_schema import CompletionRequest
 from denim.server.messages_schema import MessagesRequest
 from denim.server.responses_schema import ResponsesRequest
+from denim.server.tokens import DetokenizeRequest, TokenizeRequest
 
 TURNS = [{"role": "user", "content": "x"}]
 BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
@@ -20,6 +21,7 @@ BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "/v1/responses": (ResponsesRequest, {"input": "x"}),
     "/v1/messages": (MessagesRequest, {"model": "denim-tiny", "messages": TURNS, "max_tokens": 2}),
 }
+TOKENS = (TokenizeRequest, DetokenizeRequest)
 ANY_NUMBER = {"priority", "max_tool_calls"}
 
 
@@ -44,3 +46,43 @@ def test_a_number_out_of_range_is_named_as_the_api_names_it(http: httpx.Client, 
         assert name in error["message"]
         if path != "/v1/messages":  # whose errors have no param
             assert (error["param"], error["code"]) == (name, "invalid_value")
+
+
+def lists_without_an_end(core: Any, path: str = "") -> list[str]:
+    """Where a schema of pydantic's core has lists of which every fault is collected."""
+    found = []
+    if isinstance(core, dict):
+        any_item = core.get("items_schema", {}).get("type") in (None, "any")
+        if core.get("type") == "list" and not core.get("fail_fast") and not any_item:
+            found.append(path)
+        for key, inner in core.items():
+            found += lists_without_an_end(inner, f"{path}.{key}")
+    elif isinstance(core, list | tuple):
+        for at, inner in enumerate(core):
+            found += lists_without_an_end(inner, f"{path}.{at}")
+    return found
+
+
+@pytest.mark.parametrize("schema", [schema for schema, _ in BODIES.values()] + list(TOKENS))
+def test_lists_tell_their_first_fault(schema: type[BaseModel]) -> None:
+    """A list of a million wrong items would be a million errors, with everybody waiting for them."""
+    assert lists_without_an_end(TypeAdapter(list[int]).core_schema), "this test finds one"
+    assert lists_without_an_end(schema.__pydantic_core_schema__) == []
+
+
+def test_a_long_list_with_a_fault() -> None:
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest(prompt=[1] * 1000 + ["x"] * 1000)  # type: ignore[list-item]
+    assert caught.value.error_count() <= 4  # one for each form that a prompt may have
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"stop_token_ids": [1] * 1025}),
+        ("/v1/completions", {"cache_control": [1] * 1025}),
+    ],
+)
+def test_lists_that_cost_time_are_bounded(http: httpx.Client, path: str, more: dict[str, Any]) -> None:
+    error = http.post(path, json=BODIES[path][1] | more).json()["error"]
+    assert (error["param"], "at most 1024 items" in error["message"]) == (*more, True)
