@@ -11,7 +11,7 @@ import time
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from denim.server.errors import api_error, error_body
+from denim.server.errors import ANTHROPIC_PATH, api_error, error_body
 from denim.server.metrics import Metrics
 from denim.server.record import KEY, RequestRecord
 
@@ -33,6 +33,8 @@ class AccessLayer:
             return await self.app(scope, receive, send)
         record = scope[KEY] = RequestRecord.of(scope)
         extra = [("x-request-id", record.request_id), *record.trace_headers]
+        if record.path.startswith(ANTHROPIC_PATH):
+            extra.append(("request-id", record.request_id))  # where its clients look
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in extra]
 
         async def note(message: Message) -> None:

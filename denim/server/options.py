@@ -5,6 +5,7 @@ Owns names, defaults and validation; the engine's own options are `denim.engine.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -14,6 +15,8 @@ from denim.ledger.units import parse_bytes
 
 LOG_FORMATS = ("text", "json")
 LARGEST_PORT = 65535
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
+"""As browsers send it: one that is written otherwise would never be met."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,12 @@ class ServerOptions:
                 object.__setattr__(self, name, tuple(given))
         if "" in self.served_model_name + self.api_keys + self.cors_origins:
             raise ConfigError("served_model_name, api_keys and cors_origins must not be empty strings")
+        for origin in self.cors_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origins has {origin!r}; an origin is a scheme and a host, such as"
+                    " https://chat.example.com, without a path; '*': all"
+                )
         object.__setattr__(self, "max_body", parse_bytes("max_body", self.max_body))
         for name, least in (("port", 0), ("max_streams", 1), ("max_queue", 1), ("max_prompt_tokens", 1)):
             value = getattr(self, name)

@@ -211,6 +211,12 @@ def test_another_model_is_not_found(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         claude.messages.create(**SHORT | {"model": "claude-9"})
     assert caught.value.body["error"]["type"] == "not_found_error"
+    assert caught.value.request_id
+
+
+def test_its_clients_find_the_request_s_id(claude: anthropic.Anthropic) -> None:
+    message = claude.messages.create(**SHORT, extra_headers={"x-request-id": "mine"})
+    assert (message._request_id, message.id) == ("mine", "msg_mine")
 
 
 def test_a_failure_in_mid_stream(script: ScriptedEngine, caller: anthropic.Anthropic) -> None:

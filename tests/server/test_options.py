@@ -20,6 +20,8 @@ from denim.server.options import ServerOptions
         {"api_keys": ""},
         {"served_model_name": (3,)},
         {"cors_origins": ("",)},
+        {"cors_origins": "chat.example.com"},
+        {"cors_origins": ("*", "https://chat.example.com/")},
         {"max_body": "many"},
         {"max_prompt_tokens": 0},
         {"max_streams": 0},
