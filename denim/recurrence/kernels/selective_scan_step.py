@@ -1,8 +1,10 @@
 """One token of the selective scan for each of many rows, with what Mamba1 does around it, as one kernel.
 
 Fuses softplus of Δ, the norm of B and C, the decay, the state in its arena slot (read once, written once),
-the read-out, the skip and the gate. A program owns some channels of one row, or of two where rows are many: A
-is as large as the states of one row, so every row for itself would read half as much again.
+the read-out, the skip and the gate. A program owns some channels of one row.
+
+Every row reads A, as large as its states, from the cache: programs that took two rows and read A once were
+14% slower at 64 and 256 rows of 8,192 channels on an H200, since fewer of them are under way.
 
 Offsets into slots are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
 """
@@ -21,8 +23,6 @@ from denim.recurrence.kernels.overlap import launch_options, overlaps
 # Channels of a program; 16 states each are 64 bytes in fp32.
 CHANNELS = 64
 WARPS = 2
-# Rows from which a program takes two.
-MANY_ROWS = 32
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def load_scale(scale_ptr, n, mask):
     return scale
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
 def _step(
     x_ptr,
     dt_ptr,
@@ -63,9 +63,7 @@ def _step(
     state_ptr,
     state_stride,
     out_ptr,
-    rows,
     total,
-    taken: tl.constexpr,
     states: tl.constexpr,
     norm: tl.constexpr,
     block: tl.constexpr,
@@ -73,7 +71,7 @@ def _step(
     overlap: tl.constexpr,
 ):
     channel = tl.program_id(0) * block + tl.arange(0, block)
-    first = tl.program_id(1).to(tl.int64) * taken
+    row = tl.program_id(1).to(tl.int64)
     mask = channel < total
     n = tl.arange(0, block_n)
     n_mask = n < states
@@ -85,33 +83,25 @@ def _step(
     if overlap:
         tl_cuda.gdc_wait()
         tl_cuda.gdc_launch_dependents()
-    slots = ()
-    hs = ()
-    for i in tl.static_range(taken):
-        slot = tl.load(slots_ptr + first + i, mask=first + i < rows, other=-1)
-        h = tl.load(state_ptr + slot * state_stride + tile, mask=tile_mask & (slot >= 0), other=0.0)
-        slots += (slot,)
-        hs += (h.to(tl.float32),)
-    for i in tl.static_range(taken):
-        row = first + i
-        slot = slots[i]
-        live = mask & (slot >= 0)
-        bc_mask = n_mask & (slot >= 0)
-        x = tl.load(x_ptr + row * total + channel, mask=live, other=0.0).to(tl.float32)
-        dt = tl.load(dt_ptr + row * total + channel, mask=live, other=0.0).to(tl.float32)
-        z = tl.load(z_ptr + row * z_stride + channel, mask=live, other=0.0).to(tl.float32)
-        b = tl.load(bc_ptr + row * bc_stride + n[None, :], mask=bc_mask[None, :], other=0.0)
-        c = tl.load(bc_ptr + row * bc_stride + states + n[None, :], mask=bc_mask[None, :], other=0.0)
-        b = normed(b, load_scale(b_scale_ptr, n, n_mask), states, eps, norm)
-        c = normed(c, load_scale(c_scale_ptr, n, n_mask), states, eps, norm)
-        delta = softplus(dt + dt_bias)
+    slot = tl.load(slots_ptr + row)
+    state = state_ptr + slot * state_stride + tile
+    h = tl.load(state, mask=tile_mask & (slot >= 0), other=0.0).to(tl.float32)
+    live = mask & (slot >= 0)
+    bc_mask = (n_mask & (slot >= 0))[None, :]
+    x = tl.load(x_ptr + row * total + channel, mask=live, other=0.0).to(tl.float32)
+    dt = tl.load(dt_ptr + row * total + channel, mask=live, other=0.0).to(tl.float32)
+    z = tl.load(z_ptr + row * z_stride + channel, mask=live, other=0.0).to(tl.float32)
+    b = tl.load(bc_ptr + row * bc_stride + n[None, :], mask=bc_mask, other=0.0)
+    c = tl.load(bc_ptr + row * bc_stride + states + n[None, :], mask=bc_mask, other=0.0)
+    b = normed(b, load_scale(b_scale_ptr, n, n_mask), states, eps, norm)
+    c = normed(c, load_scale(c_scale_ptr, n, n_mask), states, eps, norm)
+    delta = softplus(dt + dt_bias)
 
-        h = hs[i] * tl.exp2(delta[:, None] * a) + (delta * x)[:, None] * b
-        tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
-        state = state_ptr + slot * state_stride + tile
-        tl.store(state, h.to(state_ptr.dtype.element_ty), mask=tile_mask & (slot >= 0))
-        y = (tl.sum(h * c, 1) + x * skip) * silu(z)
-        tl.store(out_ptr + row * total + channel, y.to(out_ptr.dtype.element_ty), mask=live)
+    h = h * tl.exp2(delta[:, None] * a) + (delta * x)[:, None] * b
+    tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
+    tl.store(state, h.to(state_ptr.dtype.element_ty), mask=tile_mask & (slot >= 0))
+    y = (tl.sum(h * c, 1) + x * skip) * silu(z)
+    tl.store(out_ptr + row * total + channel, y.to(out_ptr.dtype.element_ty), mask=live)
 
 
 def selective_scan_step_fused(
@@ -143,8 +133,7 @@ def selective_scan_step_fused(
     assert state[0].is_contiguous() and bc.shape[1] == 2 * states
     out = torch.empty(rows, channels, dtype=z.dtype, device=x.device)
     overlap = overlaps(x.device)
-    taken = 1 if rows < MANY_ROWS else 2
-    _step[(triton.cdiv(channels, CHANNELS), triton.cdiv(rows, taken))](
+    _step[(triton.cdiv(channels, CHANNELS), rows)](
         x,
         dt,
         dt_bias,
@@ -161,9 +150,7 @@ def selective_scan_step_fused(
         state,
         state.stride(0),
         out,
-        rows,
         channels,
-        taken=taken,
         states=states,
         norm=norm_eps is not None,
         block=CHANNELS,

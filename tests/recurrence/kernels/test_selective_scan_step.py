@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from denim.recurrence.kernels import selective_scan_step as kernel
+from denim.recurrence.kernels.selective_scan_step import selective_scan_step_fused
 from denim.recurrence.selective_scan import selective_scan_step
 from tests.recurrence.kernels.slots import BOUND, DEVICE, DTYPES, check_close, check_slots, slots_of
 
@@ -18,11 +18,8 @@ if DEVICE == "cuda":
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels, n", SIZES)
-@pytest.mark.parametrize("norm, many_rows", [("none", 99), ("plain", 1), ("weights", 99)])
-def test_equals_the_plain_parts(
-    monkeypatch: pytest.MonkeyPatch, channels: int, n: int, dtype: torch.dtype, norm: str, many_rows: int
-) -> None:
-    monkeypatch.setattr(kernel, "MANY_ROWS", many_rows)  # one row a program, or two and an odd one
+@pytest.mark.parametrize("norm", ["none", "plain", "weights"])
+def test_equals_the_plain_parts(channels: int, n: int, dtype: torch.dtype, norm: str) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = [3, -1, 8, 0, 5]
     x, dt, z = torch.randn(3, len(rows), channels, generator=generator).to(dtype)
@@ -34,7 +31,7 @@ def test_equals_the_plain_parts(
     states = torch.randn(len(rows), channels, n, generator=generator)
     state = slots_of(rows, states)
     eps = None if norm == "none" else EPS
-    out = kernel.selective_scan_step_fused(
+    out = selective_scan_step_fused(
         *(t.to(DEVICE) for t in (x, dt, bias, a_log, d)),
         bc.to(DEVICE),
         eps,
