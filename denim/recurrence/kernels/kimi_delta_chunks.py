@@ -70,12 +70,15 @@ def _fade(
     dtype = rows_ptr.dtype.element_ty
     token = tl.arange(0, size)
     live = (token < count)[:, None] & real[None, :]
-    row = first + token[:, None]
-    f = tl.load(f_ptr + row * f_stride + channel[None, :], mask=live, other=0.0).to(tl.float32)
+    # Runs of four channels, so that fp32 and 16 bits are laid out alike and nothing moves between threads.
+    f_at = tl.max_contiguous(token[:, None] * f_stride + channel[None, :], [1, 4])
+    source = tl.max_contiguous(token[:, None] * row_stride + channel[None, :], [1, 4])
+    target = tl.max_contiguous(token[:, None] * key_dim + lane[None, :], [1, 4])
+    f = tl.load(f_ptr + first * f_stride + f_at, mask=live, other=0.0).to(tl.float32)
     f += bias[None, :]
-    source = rows_ptr + row * row_stride + channel[None, :]
-    q = tl.load(source, mask=live, other=0.0).to(tl.float32)
-    k = tl.load(source + heads * key_dim, mask=live, other=0.0).to(tl.float32)
+    source_ptr = rows_ptr + first * row_stride
+    q = tl.load(source_ptr + source, mask=live, other=0.0).to(tl.float32)
+    k = tl.load(source_ptr + heads * key_dim + source, mask=live, other=0.0).to(tl.float32)
     if floor is not None:
         log_decay = floor * LOG2E / (1.0 + tl.exp2(f * (-rate * LOG2E)))
     elif exact:
@@ -89,12 +92,12 @@ def _fade(
     total = tl.sum(log_decay, 0)
     since = tl.exp2(sums)
     until = tl.exp2(tl.minimum(total[None, :] - sums, 0.0))
-    target = (place * size + token[:, None]) * key_dim + lane[None, :]
+    place_at = place * (size * key_dim)
     there = real[None, :]
-    tl.store(sums_ptr + target, sums, mask=there)
-    tl.store(keys_ptr + target, (k * since).to(dtype), mask=there)
-    tl.store(queries_ptr + target, (q * since).to(dtype), mask=there)
-    tl.store(later_ptr + target, (k * until).to(dtype), mask=there)
+    tl.store(sums_ptr + place_at + target, sums, mask=there)
+    tl.store(keys_ptr + place_at + target, (k * since).to(dtype), mask=there)
+    tl.store(queries_ptr + place_at + target, (q * since).to(dtype), mask=there)
+    tl.store(later_ptr + place_at + target, (k * until).to(dtype), mask=there)
     tl.store(left_ptr + place * key_dim + lane, tl.exp2(total), mask=real)
 
 
