@@ -2,7 +2,8 @@
 
 Owns, for a decay per key channel, step 3 of `denim.recurrence.gated_delta`: `_fade` makes the log-decays'
 sums and keys and queries as the pass wants them, faded; `_solve` makes (I + A)^-1 diag(beta) of the products
-of `faded_products`. Knows the layout of the convolved rows; the walk from chunk to chunk is `delta_pass`.
+of `faded_products`. On Hopper `hopper_kimi_chunks` makes all of that where it suits. Knows the layout of the
+convolved rows; the walk from chunk to chunk is `delta_pass`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from denim.recurrence.kernels.delta_pass import (
 )
 from denim.recurrence.kernels.delta_walk import TABLE
 from denim.recurrence.kernels.faded_products import faded_products
+from denim.recurrence.kernels.hopper import on_hopper
 from denim.recurrence.kernels.triangular import inverse_of_unit_lower
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -129,32 +131,20 @@ def _solve(
     tl.store(solve_ptr + square, solve.to(solve_ptr.dtype.element_ty))
 
 
-def kimi_delta_chunks(
+def chunk_terms(
     rows: Tensor,
     b: Tensor,
     f: Tensor,
     a_log: Tensor,
     dt_bias: Tensor,
     table: ChunkTable,
-    state: Tensor,
-    *,
-    decay_floor: float | None = None,
-    scale: float | None = None,
-    plan: PassPlan | None = None,
-) -> Tensor:
-    """The delta rule with vector decay over the sequences of `table`; states lie in their slots.
-
-    rows: [T, 2 * H * d_k + H * d_v] = [q | k | v] behind convolution, activation and, for q and k,
-    normalisation; b: [T, H]; f: [T, H * d_k]; a_log: [H], dt_bias: [H * d_k], fp32; state: [slots, H, d_v,
-    d_k], slots any distance apart. beta = sigmoid(b); log alpha = -exp(a_log) softplus(f + dt_bias), or
-    decay_floor * sigmoid(exp(a_log) (f + dt_bias)) (arXiv 2510.26692 and Ling-3.0). scale is applied to q;
-    None means d_k ** -0.5. table.size is at most `largest_chunk`. plan: how the pass is cut, None: `plan_of`.
-    Returns [T, H, d_v] in rows' dtype. bf16 rows: bf16 operands, fp32 sums; fp32 rows: IEEE fp32 throughout.
-    """
-    heads, _, key_dim = state.shape[1:]
+    heads: int,
+    decay_floor: float | None,
+    scale: float,
+) -> ChunkTerms:
+    """What `delta_pass` takes of the chunks; arguments as of `kimi_delta_chunks`."""
+    key_dim = f.shape[1] // heads
     size = max(16, triton.next_power_of_2(table.size))
-    assert rows.stride(1) == 1 and b.stride(1) == 1 and f.stride(1) == 1 and size <= largest_chunk(rows.dtype)
-    scale = key_dim**-0.5 if scale is None else scale
     chunks = len(table.chunks)
     like = {"dtype": rows.dtype, "device": rows.device}
     solve, scores = torch.empty(2, chunks, heads, size, size, **like)
@@ -199,7 +189,45 @@ def kimi_delta_chunks(
         precision=precision,
         num_warps=4,
     )
-    terms = ChunkTerms(solve, scores, keys, queries, later, None, None, left)
+    return ChunkTerms(solve, scores, keys, queries, later, None, None, left)
+
+
+def kimi_delta_chunks(
+    rows: Tensor,
+    b: Tensor,
+    f: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    table: ChunkTable,
+    state: Tensor,
+    *,
+    decay_floor: float | None = None,
+    scale: float | None = None,
+    plan: PassPlan | None = None,
+) -> Tensor:
+    """The delta rule with vector decay over the sequences of `table`; states lie in their slots.
+
+    rows: [T, 2 * H * d_k + H * d_v] = [q | k | v] behind convolution, activation and, for q and k,
+    normalisation; b: [T, H]; f: [T, H * d_k]; a_log: [H], dt_bias: [H * d_k], fp32; state: [slots, H, d_v,
+    d_k], slots any distance apart. beta = sigmoid(b); log alpha = -exp(a_log) softplus(f + dt_bias), or
+    decay_floor * sigmoid(exp(a_log) (f + dt_bias)) (arXiv 2510.26692 and Ling-3.0). scale is applied to q;
+    None means d_k ** -0.5. table.size is at most `largest_chunk`. plan: how the pass is cut, None: `plan_of`.
+    Returns [T, H, d_v] in rows' dtype. bf16 rows: bf16 operands, fp32 sums; fp32 rows: IEEE fp32 throughout.
+    """
+    heads, _, key_dim = state.shape[1:]
+    assert rows.stride(1) == 1 and b.stride(1) == 1 and f.stride(1) == 1
+    assert table.size <= largest_chunk(rows.dtype)
+    scale = key_dim**-0.5 if scale is None else scale
+    inputs = (rows, b, f, a_log, dt_bias, table, heads, decay_floor, scale)
+    terms = None
+    if on_hopper(rows.device):
+        from denim.recurrence.kernels.hopper_delta import suits
+        from denim.recurrence.kernels.hopper_kimi_chunks import kimi_chunk_terms
+
+        if suits(rows, table, state):
+            terms = kimi_chunk_terms(*inputs)
+    if terms is None:
+        terms = chunk_terms(*inputs)
     if plan is None:
         plan = plan_of(table, state, rows.dtype)
     return delta_pass(terms, rows[:, 2 * heads * key_dim :], table, state, scale, plan)
