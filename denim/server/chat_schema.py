@@ -146,6 +146,8 @@ class ChatRequest(SamplingFields):
         default=None, description="Without effect: prefixes are found by content."
     )
     prompt_cache_retention: str | None = Field(default=None, description="Without effect.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(default=None, description="Without effect.")
+    prediction: dict[str, Any] | None = Field(default=None, description="Without effect.")
     modalities: Items[Literal["text"]] | None = None
     best_of: Annotated[int | None, Field(description="Refused: ask for n completions.")] = None
 

@@ -276,6 +276,24 @@ def test_fields_with_null_are_left_out(client: openai.OpenAI) -> None:
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
 
 
+def test_fields_without_effect(client: openai.OpenAI) -> None:
+    """They are taken from those who send them, and the answer is the same."""
+    given = {
+        "user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "x",
+        "prompt_cache_key": "k", "prompt_cache_retention": "24h", "verbosity": "low",
+        "prediction": {"type": "content", "content": "x"},
+    }  # fmt: skip
+    fields = ChatRequest.model_fields.items()
+    told = {name for name, field in fields if (field.description or "").startswith("Without effect")}
+    assert told == set(given)
+    answers = [
+        client.post("/chat/completions", body=SHORT | {"temperature": 0} | more, cast_to=object)
+        for more in ({}, given)
+    ]
+    first, second = (answer["choices"][0]["message"] for answer in answers)
+    assert first == second
+
+
 def test_params_are_checked_once() -> None:
     with pytest.raises(RequestError, match="presence_penalty"):
         ChatRequest(messages=HELLO, presence_penalty=3.0).params()  # type: ignore[arg-type]
