@@ -24,6 +24,7 @@ from bench.report import write
 from denim import SamplingParams
 from denim.engine.core import EngineCore
 from denim.engine.options import EngineOptions
+from denim.runner.sampler import Draw
 
 STEPS = 200
 WARM_STEPS = 4  # prefill, and what is made once for a batch
@@ -67,16 +68,16 @@ class TimedModel:
 
 
 class DeviceCalls:
-    """Adds up the time that the host waits for events of the device (`seconds`), and that it takes to launch
-    graphs (`launching`)."""
+    """Adds up the time that the host waits for tokens (`seconds`), and that it takes to launch graphs
+    (`launching`)."""
 
     def __init__(self) -> None:
         self.seconds = self.launching = 0.0
-        wait, replay = torch.cuda.Event.synchronize, torch.cuda.CUDAGraph.replay
+        wait, replay = Draw.wait, torch.cuda.CUDAGraph.replay
 
-        def timed_wait(event: torch.cuda.Event) -> None:
+        def timed_wait(draw: Draw) -> None:
             begin = time.perf_counter()
-            wait(event)
+            wait(draw)
             self.seconds += time.perf_counter() - begin
 
         def timed_replay(graph: torch.cuda.CUDAGraph) -> None:
@@ -84,7 +85,7 @@ class DeviceCalls:
             replay(graph)
             self.launching += time.perf_counter() - begin
 
-        torch.cuda.Event.synchronize = timed_wait  # type: ignore[method-assign]
+        Draw.wait = timed_wait  # type: ignore[method-assign]
         torch.cuda.CUDAGraph.replay = timed_replay  # type: ignore[method-assign]
 
 

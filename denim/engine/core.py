@@ -139,7 +139,7 @@ class EngineCore:
         self.runner = Runner(self._forward, self.arena, self.swap, None if tiers is None else tiers.memory)
         self.requests: dict[str, InFlight] = {}
         self._flight: Flight | None = None  # a step whose outcome has not been taken
-        self._request_of: dict[int, str] = {}
+        self._request_of: dict[int, InFlight] = {}  # by completion
 
     def _cache_maker(self) -> Callable[[HasRoom], PrefixCache] | None:
         policy, arena = self.options.checkpoint_policy, self.arena
@@ -219,7 +219,7 @@ class EngineCore:
                     self.scheduler.abort(id_)
                 raise
             self.requests[request_id] = in_flight
-            self._request_of |= dict.fromkeys(in_flight.completions, request_id)
+            self._request_of |= dict.fromkeys(in_flight.completions, in_flight)
             self._accepted += 1
         return request_id
 
@@ -310,9 +310,9 @@ class EngineCore:
             time.sleep(UNTIL_IT_COMES)
         if plan is not None:
             try:
-                for span in plan.spans:
+                for span in plan.others:
                     if span.slot_in != span.slot_out or not span.start:  # others were scheduled before
-                        self.requests[self._request_of[span.request_id]].note_scheduled()
+                        self._request_of[span.request_id].note_scheduled()
                 flight = self.runner.launch(plan)
             except BaseException as error:
                 interrupt = self._fail(plan, error, deltas)
@@ -355,27 +355,28 @@ class EngineCore:
             if id_ not in self._request_of:  # it ended with the step before, and may have left something
                 self.scheduler.prefixes.discard(id_)
             else:
-                log.error("request %s: logits are not finite; it ends with an error", self._request_of[id_])
+                request_id = self._request_of[id_].output.request_id
+                log.error("request %s: logits are not finite; it ends with an error", request_id)
                 deltas.append(self._end(id_, "error"))
         for id_, reports in result.prompt_logprobs.items():
             if id_ in self._request_of:
                 decode = None if self.tokenizer is None else self.tokenizer.decode_one
-                self.requests[self._request_of[id_]].note_scores(reports, decode)
+                self._request_of[id_].note_scores(reports, decode)
         self.scheduler.update(plan, result.tokens)
         self.steps += 1
-        self.tokens += sum([len(span.tokens) for span in plan.spans])
-        request_of, requests, logprobs = self._request_of, self.requests, result.logprobs
+        self.tokens += plan.num_tokens
+        find, logprobs = self._request_of.get, result.logprobs
         for id_, token in result.tokens.items():
-            request_id = request_of.get(id_)
-            if request_id is None:
+            in_flight = find(id_)
+            if in_flight is None:
                 continue
-            in_flight = requests[request_id]
             if in_flight.metrics.first_token_time is None:
                 in_flight.note_token()
                 in_flight.output.num_cached_tokens = self.scheduler.cached_tokens(id_)
             try:
                 delta = in_flight.completions[id_].accept(token, logprobs.get(id_))
             except Exception:
+                request_id = in_flight.output.request_id
                 log.exception("request %s: its text cannot be made; it ends with an error", request_id)
                 delta = self._end(id_, "error")
             else:
@@ -487,7 +488,7 @@ class EngineCore:
 
         Returns `error` if it is for the caller, such as an interrupt.
         """
-        ids = [part.request_id for group in (plan.spans, plan.swap_out, plan.swap_in) for part in group]
+        ids = plan.request_ids + [swap.request_id for swap in (*plan.swap_out, *plan.swap_in)]
         ids += self._request_of if plan.moves else ()
         self.scheduler.prefixes.reset(files=False)
         ended = [self._end(id_, "error") for id_ in dict.fromkeys(ids) if id_ in self._request_of]
@@ -498,7 +499,7 @@ class EngineCore:
         return None
 
     def _end(self, id_: int, reason: str) -> StreamDelta:
-        completion = self.requests[self._request_of[id_]].completions[id_]
+        completion = self._request_of[id_].completions[id_]
         delta = completion.end(reason)
         self.scheduler.finish(id_, reason)
         self._close(id_)
@@ -506,6 +507,6 @@ class EngineCore:
 
     def _close(self, id_: int) -> None:
         """Forget a finished completion, and with the last one its request."""
-        request_id = self._request_of.pop(id_)
-        if self.requests[request_id].close():
-            del self.requests[request_id]
+        in_flight = self._request_of.pop(id_)
+        if in_flight.close():
+            del self.requests[in_flight.output.request_id]

@@ -27,9 +27,6 @@ class Tag(NamedTuple):
     pending: int = 0
 
 
-_FREE = (-1, 0)  # what a slot that nobody holds stands for: no number of tokens
-
-
 @dataclass(slots=True)
 class _Pool:
     """One class's side of the arena."""
@@ -60,7 +57,7 @@ class Arena:
         self._owner: list[_Pool | None] = [None] * num_slabs
         self._free: list[list[int]] = [[] for _ in range(num_slabs)]  # free entries of each owned slab
         self._empty = list(range(num_slabs))  # heap of slabs without a class
-        self._tags: dict[int, list[int]] = {}  # held slot -> [committed, pending]
+        self._tags: dict[int, list[int]] = {}  # held slot -> [tokens, those pending]
 
     # Allocation
 
@@ -216,7 +213,8 @@ class Arena:
 
     def tag(self, slot: int) -> Tag:
         """What this held slot stands for; (0, 0) when it has never been written."""
-        return Tag(*self._tags[slot])
+        tokens, pending = self._tags[slot]
+        return Tag(tokens - pending, pending)
 
     def pending(self, slots: Iterable[int]) -> list[int]:
         """Of each of these held slots the tokens that are only recorded."""
@@ -231,22 +229,20 @@ class Arena:
         """`expect` of each of these slots; -1: nothing is to be read."""
         tags = self._tags
         for slot, count in zip(slots, tokens, strict=True):
-            if slot < 0:
+            if slot < 0 or (slot in tags and tags[slot][0] == count):
                 continue
-            committed, pending = tags.get(slot, _FREE)
-            if committed + pending == count:
-                continue
-            seen = f"stands for {committed} tokens ({pending} pending)"
-            raise CheckpointError(
-                f"slot {slot} {seen if slot in tags else 'is free'}, but was to be read as the state after "
-                f"{count} tokens"
-            )
+            seen = "is free"
+            if slot in tags:
+                committed, pending = self.tag(slot)
+                seen = f"stands for {committed} tokens ({pending} pending)"
+            raise CheckpointError(f"slot {slot} {seen}, but was to be read as the state after {count} tokens")
 
     def commit(self, slot: int, tokens: int, pending: int = 0) -> None:
-        """Record that the slot now stands for `tokens` tokens. Raises CheckpointError for a free slot."""
+        """Record that the slot now stands for `tokens` tokens, and `pending` more. Raises CheckpointError for
+        a free slot."""
         if slot not in self._tags:
             raise CheckpointError(f"slot {slot} is free, but was to stand for {tokens} tokens")
-        self._tags[slot][:] = tokens, pending
+        self._tags[slot][:] = tokens + pending, pending
 
     def advance(self, slot: int, records: int) -> None:
         """One token more: only recorded, or, where that would make `records` records, written with them. 0
@@ -254,20 +250,18 @@ class Arena:
         self.advance_all((slot,), records)
 
     def advance_all(self, slots: Iterable[int], records: int) -> None:
-        """`advance` of each of these slots."""
+        """`advance` of each of these slots; -1: there is none."""
         tags = self._tags
         for slot in slots:
+            if slot < 0:
+                continue
             tag = tags[slot]
-            pending = tag[1] + 1
-            if pending < records:
-                tag[1] = pending
-            else:
-                tag[0] += pending
-                tag[1] = 0
+            tag[0] += 1
+            tag[1] = tag[1] + 1 if tag[1] + 1 < records else 0
 
     def flushed(self, slot: int) -> None:
         """What was pending is written."""
-        self._tags[slot][:] = sum(self._tags[slot]), 0
+        self._tags[slot][1] = 0
 
     # Reports
 

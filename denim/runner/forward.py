@@ -20,7 +20,7 @@ from denim.memory.storage import Storage
 from denim.models.family import Model
 from denim.recurrence.backend import TRITON, decode_backend
 from denim.runner.packing import HostStep, arrange, pack, sender
-from denim.runner.plan import Span
+from denim.runner.plan import NO_ROWS, DecodeRows, Span
 from denim.runner.step_graphs import GraphOutput, StepGraphs
 from denim.runner.step_shapes import MOST_PREFILL_SPANS
 
@@ -73,10 +73,15 @@ class Forward:
             self.graphs = StepGraphs(model, storage, self.attention, limits, self.drawn, prefill=prefill)
             self.most_prefill_spans = MOST_PREFILL_SPANS if prefill else None
 
-    def arrange(self, spans: Sequence[Span], rows_before: Mapping[int, int] | None = None) -> HostStep:
-        """Spans as `replay` and `run` take them. rows_before: request id -> its row in `drawn`, for spans
-        with a token that the host does not know."""
-        return arrange(spans, rows_before or {}, page_size=self.page_size, paged=self.paged)
+    def arrange(
+        self,
+        spans: Sequence[Span],
+        rows_before: Mapping[int, int] | None = None,
+        rows: DecodeRows = NO_ROWS,
+    ) -> HostStep:
+        """`rows` and spans as `replay` and `run` take them. rows_before: request id -> its row in `drawn`,
+        for those with a token that the host does not know."""
+        return arrange(spans, rows_before or {}, page_size=self.page_size, paged=self.paged, rows=rows)
 
     def replay(self, step: HostStep, pending: Sequence[int] | None = None) -> GraphOutput | None:
         """What the spans that draw a token draw from, by a captured graph; None when there is none for these

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from denim.layers.batch import Memory, StepBatch
-from denim.runner.plan import Span, is_decode
+from denim.runner.plan import NO_ROWS, DecodeRows, Span, is_decode
 
 
 class HostStep(NamedTuple):
-    """A step of T tokens in N spans on the host; the first `decode` spans are decode rows.
+    """A step of T tokens in N spans on the host; the first `decode` are decode rows. `spans`: the last of
+    them, those that did not come as rows.
 
     Of each span: request_ids, starts, slot_in, slot_out, saves, states (how its token is drawn; None: none
     is). drawing: the spans that draw a token. unknown: whether each of those ends with a token that the host
@@ -73,46 +74,58 @@ def sender(device: torch.device) -> Send:
 
 
 def arrange(
-    spans: Sequence[Span], rows_before: Mapping[int, int], *, page_size: int, paged: bool
+    spans: Sequence[Span],
+    rows_before: Mapping[int, int],
+    *,
+    page_size: int,
+    paged: bool,
+    rows: DecodeRows = NO_ROWS,
 ) -> HostStep:
-    """`spans`, decode rows first, column by column: what is done row by row costs the host in every step.
+    """`rows` and `spans`, decode rows first, column by column: what is done row by row costs the host in
+    every step.
 
     `paged`: whether the model has pages at all. `rows_before`: request id -> its row among the tokens that
     the last step drew; needed where a span has a token that the host does not know (negative).
     """
-    columns = zip(*spans, strict=True) if spans else iter([()] * len(Span._fields))
-    request_ids, begins, given, tables, slot_in, slot_out, states, scored, _, _, saves = columns
-    counts = list(map(len, given))
-    decode = len(spans)
-    if slot_in != slot_out or max(counts, default=1) > 1:  # not what nearly every step is
-        rows = [is_decode(span) for span in spans]
-        decode = sum(rows)
-        if not all(rows[:decode]):
-            ordered = sorted(spans, key=lambda span: not is_decode(span))
-            return arrange(ordered, rows_before, page_size=page_size, paged=paged)
+    request_ids, slot_in, tables, states, begins, given = rows
+    slot_out, decode, scored = slot_in, len(request_ids), False
+    lengths = np.ones(decode + len(spans), dtype=np.int64)
+    saves: tuple[Sequence[tuple[int, int]], ...] = ((),) * decode
+    drawing = list(range(decode))
+    if spans:
+        in_place = [is_decode(span) for span in spans]
+        if not all(in_place[: sum(in_place)]):
+            spans = sorted(spans, key=lambda span: not is_decode(span))
+        columns: Any = Span._make(zip(*spans, strict=True))  # in place of each field those of all spans
+        request_ids += columns.request_id
+        slot_in, slot_out = slot_in + columns.slot_in, slot_out + columns.slot_out
+        tables, states, saves = tables + columns.pages, states + columns.sampling, saves + columns.saves
+        lengths[decode:] = list(map(len, columns.tokens))
+        begins, given = [*begins, *columns.start], [*given, *chain.from_iterable(columns.tokens)]
+        drawing += [row for row, state in enumerate(columns.sampling, decode) if state is not None]
+        decode, scored = decode + sum(in_place), True in columns.all_logits
 
-    starts, lengths = np.array(begins, dtype=np.int64), np.array(counts, dtype=np.int64)
+    starts = np.array(begins, dtype=np.int64)
     kv_lengths = starts + lengths
     cu_seqlens = _offsets(lengths)
-    tokens = np.fromiter(chain.from_iterable(given), np.int64, sum(counts))
-    of_token, positions = np.arange(len(spans)), starts
-    if decode < len(spans):
+    tokens = np.array(given, dtype=np.int64)
+    of_token, positions = np.arange(len(request_ids)), starts
+    if decode < len(request_ids):
         of_token = np.repeat(of_token, lengths)
         positions = np.arange(len(tokens)) + (starts - cu_seqlens[:-1])[of_token]
 
     sources = np.full(len(tokens), -1, dtype=np.int64)
     unknown = tokens < 0
-    if unknown.any():
+    if np.count_nonzero(unknown):
         sources[unknown] = [rows_before[request_ids[row]] for row in of_token[unknown].tolist()]
-    drawing = [row for row, state in enumerate(states) if state is not None]
-    last_unknown = unknown[cu_seqlens[1:] - 1].tolist() if spans else []
+    last_unknown = unknown[cu_seqlens[1:] - 1].tolist()
 
     page_counts = -(-kv_lengths // page_size) if paged else np.zeros_like(starts)
     page_offsets = _offsets(page_counts)
     joined = array("i")  # joins others of its kind as blocks
     for table, count in zip(tables, page_counts.tolist(), strict=True):
         joined.extend(table if len(table) == count else table[:count])
-    page_ids = np.array(joined, dtype=np.int32)
+    page_ids = np.frombuffer(joined, dtype=np.int32) if joined else np.empty(0, dtype=np.int32)
     token_pages = np.empty(0, dtype=np.int64)
     if paged:
         token_pages = page_ids[page_offsets[:-1][of_token] + positions // page_size].astype(np.int64)
@@ -126,8 +139,8 @@ def arrange(
         states=states,
         saves=saves,
         drawing=drawing,
-        unknown=[last_unknown[row] for row in drawing],
-        scored=True in scored,
+        unknown=last_unknown if len(drawing) == len(last_unknown) else [last_unknown[row] for row in drawing],
+        scored=scored,
         tokens=tokens,
         sources=sources,
         positions=positions,

@@ -55,6 +55,34 @@ def is_decode(span: Span) -> bool:
     return len(span.tokens) == 1 and span.slot_in == span.slot_out
 
 
+class DecodeRows(NamedTuple):
+    """Spans of one token each that go on in place from their own state and draw a token, column by column:
+    what nearly all of nearly every step is. `slots` are -1 without states. While the same requests decode,
+    the columns but for starts and tokens are the same objects from step to step."""
+
+    request_ids: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+    pages: tuple[Sequence[int], ...] = ()
+    states: tuple[Any, ...] = ()
+    starts: Sequence[int] = ()
+    tokens: Sequence[int] = ()
+
+    def span(self, row: int) -> Span:
+        slot = self.slots[row]
+        return Span(
+            self.request_ids[row],
+            self.starts[row],
+            [self.tokens[row]],
+            self.pages[row],
+            slot,
+            slot,
+            self.states[row],
+        )
+
+
+NO_ROWS = DecodeRows()
+
+
 class Swap(NamedTuple):
     """A request's slot (-1: it has none) and pages, moved to or from host memory under its id.
 
@@ -75,12 +103,27 @@ class PageCopy(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step. Decode spans come first, then prefill segments."""
+    """One step: decode rows, and `others` behind them, first those of one token, then prefill segments."""
 
-    spans: list[Span]
+    rows: DecodeRows
+    others: list[Span]
     swap_out: list[Swap]
     swap_in: list[Swap]
     page_copies: list[PageCopy]
     moves: Sequence[Move] = ()
     stores: Sequence[Transfer] = ()
     loads: Sequence[Transfer] = ()
+
+    @property
+    def request_ids(self) -> list[int]:
+        """Of all spans, in order."""
+        return [*self.rows.request_ids, *[span.request_id for span in self.others]]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.rows.request_ids) + sum([span.length for span in self.others])
+
+    @property
+    def spans(self) -> list[Span]:
+        """All spans one by one, decode rows too."""
+        return [*map(self.rows.span, range(len(self.rows.request_ids))), *self.others]

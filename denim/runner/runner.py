@@ -22,7 +22,7 @@ from denim.runner.flushing import flush_slots
 from denim.runner.forward import Forward
 from denim.runner.logprobs import TokenLogprobs, prompt_logprobs
 from denim.runner.packing import HostStep
-from denim.runner.plan import Span, StepPlan, Swap
+from denim.runner.plan import StepPlan, Swap
 from denim.runner.sampler import Draw, Sampler, SamplingState
 
 # Rows of logits that exist at one time while a prompt is scored.
@@ -107,9 +107,9 @@ class Runner:
         """
         self._move(plan)
         flight = Flight(plan)
-        if not plan.spans:
+        if not plan.rows.request_ids and not plan.others:
             return flight
-        step = self.forward.arrange(plan.spans, self._rows_drawn)
+        step = self.forward.arrange(plan.others, self._rows_drawn, plan.rows)
         self.arena.expect_all(step.slot_in, step.starts)
         pending = None
         if self.storage.layout.records:
@@ -121,7 +121,7 @@ class Runner:
                 self._draw(step, captured.logits, flight, captured.largest)
             return flight
         batch, hidden = self.forward.run(step, pending)
-        self._score_prompts(step.spans, batch, hidden, flight)
+        self._score_prompts(step, batch, hidden, flight)
         if step.drawing:
             self._draw(step, self.forward.last_logits(batch, hidden, step.drawing), flight)
         return flight
@@ -164,8 +164,8 @@ class Runner:
             for slot in waiting:
                 self.arena.flushed(slot)
 
-    def _score_prompts(self, spans: Sequence[Span], batch: StepBatch, hidden: Tensor, flight: Flight) -> None:
-        for row, span in enumerate(spans):
+    def _score_prompts(self, step: HostStep, batch: StepBatch, hidden: Tensor, flight: Flight) -> None:
+        for row, span in enumerate(step.spans, len(step.request_ids) - len(step.spans)):
             if not span.all_logits:
                 continue
             follows = [*span.tokens[1:], *([span.follows] if span.follows >= 0 else [])]
@@ -189,7 +189,7 @@ class Runner:
         """A token for each span that draws one from its row of `logits`, now or when it can be."""
         states: Sequence[SamplingState] = step.states
         flight.requests = step.request_ids
-        if len(step.drawing) < len(step.spans):
+        if len(step.drawing) < len(step.request_ids):
             states = [step.states[row] for row in step.drawing]
             flight.requests = [step.request_ids[row] for row in step.drawing]
         if True in step.unknown and any(
@@ -208,7 +208,8 @@ class Runner:
         largest: Tensor | None,
     ) -> None:
         flight.draw = self.sampler.draw(logits, states, ahead, largest)
-        self._rows_drawn = dict(zip(flight.requests, range(len(states)), strict=True))
+        if flight.requests != tuple(self._rows_drawn):
+            self._rows_drawn = dict(zip(flight.requests, range(len(states)), strict=True))
         if flight.draw.tokens is not largest:
             self.forward.drawn[: len(states)].copy_(flight.draw.tokens)
 

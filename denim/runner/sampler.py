@@ -80,27 +80,55 @@ class SampleResult(NamedTuple):
     bad_rows: list[int]
 
 
+class _Landing(NamedTuple):
+    """Where tokens land on the host, and what says that they are there. Made once and used again."""
+
+    values: Tensor
+    done: torch.Event
+
+    @classmethod
+    def of(cls, tokens: Tensor) -> _Landing:
+        return cls(torch.empty(len(tokens), dtype=torch.int64, pin_memory=True), torch.Event(tokens.device))
+
+
 class Draw:
-    """What was drawn, still on its way. `tokens` [R] int64 on the device, NO_TOKEN for a bad row."""
+    """What was drawn, still on its way. `tokens` [R] int64 on the device, NO_TOKEN for a bad row. `landings`:
+    those that are free; one is taken, and given back when the tokens were read."""
 
     def __init__(
-        self, tokens: Tensor, reports: LogprobTensors | None, rows: Sequence[int], top: Sequence[int]
+        self,
+        tokens: Tensor,
+        reports: LogprobTensors | None,
+        rows: Sequence[int],
+        top: Sequence[int],
+        landings: list[_Landing],
     ) -> None:
         self.tokens = tokens
         self._reports, self._rows, self._top = reports, rows, top  # which rows report, and how many tokens
-        self._values = tokens
-        self._done: torch.cuda.Event | None = None
+        self._landings = landings
+        self._landing: _Landing | None = None
         if tokens.is_cuda:
-            self._values = torch.empty(len(tokens), dtype=torch.int64, pin_memory=True)
-            self._values.copy_(tokens, non_blocking=True)
-            self._done = torch.cuda.Event()
-            self._done.record()
+            landing = landings.pop() if landings else _Landing.of(tokens)
+            if len(landing.values) != len(tokens):
+                landing = _Landing.of(tokens)
+            landing.values.copy_(tokens, non_blocking=True)
+            landing.done.record()
+            self._landing = landing
+
+    def wait(self) -> None:
+        """Until the tokens are on the host."""
+        if self._landing is not None:
+            self._landing.done.synchronize()
 
     def result(self) -> SampleResult:
-        """Wait for the device."""
-        if self._done is not None:
-            self._done.synchronize()
-        values = self._values.tolist()
+        """Wait for the device. To be asked for once."""
+        self.wait()
+        if self._landing is None:
+            values = self.tokens.tolist()
+        else:
+            values = self._landing.values.tolist()
+            self._landings.append(self._landing)
+            self._landing = None
         bad_rows = []
         if NO_TOKEN in values:
             bad_rows = [row for row, token in enumerate(values) if token == NO_TOKEN]
@@ -117,6 +145,7 @@ class Sampler:
 
     def __init__(self) -> None:
         self._batch: _Batch | None = None
+        self._landings: list[_Landing] = []
 
     def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> SampleResult:
         """What `draw` draws, waited for."""
@@ -146,7 +175,7 @@ class Sampler:
             tokens = _choose(logits, batch, drawn, best)
         reports = _reports(logits, tokens, batch)
         top = [states[row].params.logprobs or 0 for row in batch.logprob_rows]
-        return Draw(tokens, reports, batch.logprob_rows, top)
+        return Draw(tokens, reports, batch.logprob_rows, top, self._landings)
 
 
 class _Draws(NamedTuple):

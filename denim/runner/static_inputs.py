@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from denim.runner.packing import HostStep
 from denim.runner.step_shapes import StepShape
@@ -20,6 +21,8 @@ from denim.runner.step_shapes import StepShape
 # Inputs begin at multiples of so many numbers, since kernels have a faster variant for pointers that are
 # multiples of 16 bytes, and another variant for any that are not.
 _ALIGNED = 4
+# What is sent is a multiple of so many numbers (4 KiB), so that there are few different lengths.
+_SENT = 1024
 
 
 class StaticInputs(NamedTuple):
@@ -57,9 +60,11 @@ class InputBuffers:
     on its way while the next step is written into the other."""
 
     def __init__(self, ints: int, device: torch.device) -> None:
-        self._buffer = torch.zeros(ints, dtype=torch.int32, device=device)
-        self._staged = [(self._buffer.cpu().pin_memory(), torch.cuda.Event()) for _ in range(2)]
+        self._buffer = torch.zeros(-(-ints // _SENT) * _SENT, dtype=torch.int32, device=device)
+        self._staged = [(self._buffer.cpu().pin_memory(), torch.Event(device)) for _ in range(2)]
         self._turn = 0
+        # Beginnings of the buffers by turn and length, kept as a slice costs as much as a transfer's start.
+        self._parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def inputs(self, shape: StepShape) -> tuple[StaticInputs, list[StaticInputs]]:
         """The places of a shape's inputs: on the device, and as arrays in either of the host's buffers."""
@@ -79,8 +84,11 @@ class InputBuffers:
         buffer, sent = self._staged[self._turn]
         sent.synchronize()  # the copy before the last; only a host that is two steps ahead waits
         _write(staged[self._turn], shape, step, pending)
-        used = ints_of(shape) + len(step.page_ids)
-        self._buffer[:used].copy_(buffer[:used], non_blocking=True)
+        used = -(-(ints_of(shape) + len(step.page_ids)) // _SENT) * _SENT
+        parts = self._parts.get((self._turn, used))
+        if parts is None:
+            parts = self._parts[self._turn, used] = self._buffer[:used], buffer[:used]
+        parts[0].copy_(parts[1], non_blocking=True)
         sent.record()
         return staged[self._turn]
 
@@ -93,7 +101,7 @@ def ints_of(shape: StepShape) -> int:
 
 def _write(inputs: StaticInputs, shape: StepShape, step: HostStep, pending: Sequence[int] | None) -> None:
     rows, first = step.decode, shape.rows  # of the step; where the spans behind them begin
-    behind = len(step.slot_out) - rows
+    behind, tokens_behind = len(step.slot_out) - rows, len(step.tokens) - rows
     for part, values, nothing in (
         (inputs.tokens, step.tokens, 0),
         (inputs.sources, step.sources, -1),
@@ -102,8 +110,10 @@ def _write(inputs: StaticInputs, shape: StepShape, step: HostStep, pending: Sequ
         (inputs.kv_lens, step.kv_lengths, 0),
     ):
         part.fill(nothing)
-        if len(values):  # a model without attention has no pages
-            part[:rows] = values[:rows]
+        if not len(values):
+            continue  # pages of a model that has none
+        part[:rows] = values[:rows]
+        if tokens_behind:
             part[first : first + len(values) - rows] = values[rows:]
     inputs.decode_slots.fill(-1)
     inputs.decode_slots[:rows] = step.slot_out[:rows]

@@ -132,7 +132,7 @@ class StepGraphs:
     def __call__(self, step: HostStep, pending: Sequence[int] | None) -> GraphOutput | None:
         """Run a step; None when no shape holds it. pending: of each decode row the records in its slot's
         ring; None without rings."""
-        behind = len(step.spans) - step.decode
+        behind = len(step.request_ids) - step.decode
         tokens = len(step.tokens) - step.decode
         shape = next((shape for shape in self._graphs if shape.holds(step.decode, behind, tokens)), None)
         if shape is None:
@@ -145,6 +145,8 @@ class StepGraphs:
         graph.replay()
         self.replays += 1
         drawing = len(step.drawing)
+        if drawing == len(output.largest):
+            return output
         return GraphOutput(output.logits[:drawing], output.largest[:drawing])
 
     # Static memory

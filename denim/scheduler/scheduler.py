@@ -35,7 +35,7 @@ from denim.cache.prefix_cache import HasRoom, Hit, PrefixCache
 from denim.errors import CapacityError, RequestError
 from denim.memory.arena import Arena
 from denim.memory.swap import SwapSpace
-from denim.runner.plan import PageCopy, StepPlan
+from denim.runner.plan import PageCopy, Span, StepPlan, is_decode
 from denim.scheduler.admission import Admission
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.holdings import Holdings
@@ -43,7 +43,7 @@ from denim.scheduler.prefixes import Prefixes
 from denim.scheduler.queue import RequestQueue
 from denim.scheduler.request import UNKNOWN, Request, Status
 from denim.scheduler.room import Room
-from denim.scheduler.spans import deal_spans
+from denim.scheduler.spans import Dealt, deal
 from denim.scheduler.step_draft import StepDraft
 
 
@@ -74,6 +74,7 @@ class Scheduler:
         self._preemptions = {"swap": 0, "recompute": 0}
         self._out: list[StepPlan] = []  # launched, not yet updated; the older first
         self._step = StepDraft()  # in the making, within `schedule`
+        self._same: Dealt | None = None  # of the last step, where this one's rows are the same requests
         compactor = self._holdings.compactor
         compactor.watch(self)
         cache = None if open_cache is None else open_cache(compactor.make_room)
@@ -117,6 +118,7 @@ class Scheduler:
         if request is None:
             return False
         (self._running if request.status is Status.RUNNING else self._waiting).remove(request)
+        self._same = None
         request.leave_family()
         request.status = Status.FINISHED
         request.finish_reason = reason
@@ -142,14 +144,18 @@ class Scheduler:
         self._admission.look_ahead()
         self._admit(step)
         self.prefixes.reserve(self._running, self.config.max_num_batched_tokens)
-        plan = step.plan
-        plan.spans.extend(
-            deal_spans(self._running, self.config, self._holdings, step.forks, step.held, self._saves_inside)
-        )
-        self._dissolve_families(plan)
+        if self._same is not None:
+            step.dealt = self._same.next()
+        else:
+            step.dealt = deal(
+                self._running, self.config, self._holdings, step.forks, step.held, self._saves_inside
+            )
+            self._dissolve_families(step.dealt)
+        self._same = step.dealt if step.dealt.again else None
+        plan = step.plan._replace(rows=step.dealt.rows, others=step.dealt.spans)
         tiers = self.prefixes.tiers
         stores, loads = ((), ()) if tiers is None else tiers.take()
-        if plan.spans or plan.swap_out or loads:
+        if plan.rows.request_ids or plan.others or plan.swap_out or loads:
             return plan._replace(moves=self._holdings.compactor.take(), stores=stores, loads=loads)
         if self._waiting and not self._running and not self.prefixes.awaited:
             head = self._waiting[0]
@@ -175,6 +181,7 @@ class Scheduler:
     def moved(self, name: str, targets: Mapping[int, int]) -> int:
         """A `Holder`: requests and the plan in the making learn the new ids of entries."""
         self._step.moved(name, targets)
+        self._same = None
         return sum(request.moved(name, targets) for request in self.requests.values())
 
     def launched(self, plan: StepPlan) -> None:
@@ -183,26 +190,28 @@ class Scheduler:
         self._out.append(plan)
         if self.prefixes.tiers is not None:
             self.prefixes.tiers.launched()
-        requests, commit = self.requests, self._arena.commit
-        one_more: list[int] = []  # slots of decode rows
         if plan.page_copies:
-            self.prefixes.copied(requests[started] for started in self._step.started)
-        for span in plan.spans:
-            request, slot, length = requests[span.request_id], span.slot_out, len(span.tokens)
-            request.computed = end = span.start + length
-            if slot >= 0:
-                if length == 1 and span.slot_in == slot:
-                    one_more.append(slot)
-                else:
-                    commit(slot, end)
-            reuse = request.reuse
-            if reuse is not None and not reuse.idle:
-                self.prefixes.launched(request, span)
+            self.prefixes.copied(self.requests[started] for started in self._step.started)
+        dealt, records = self._step.dealt, self._arena.layout.records
+        assert dealt.rows is plan.rows, "this is not the plan that was written last"
+        self._arena.advance_all(plan.rows.slots, records)
+        for request in dealt.requests:
+            request.computed += 1
+            request.tokens.append(UNKNOWN)
+        for row, request in enumerate(() if dealt.plain else dealt.requests):
+            self._kept_in(request, plan.rows.span(row))
+        for span in plan.others:
+            request = self.requests[span.request_id]
+            request.computed = end = span.end
+            if is_decode(span):
+                self._arena.advance_all((span.slot_out,), records)
+            elif span.slot_out >= 0:
+                self._arena.commit(span.slot_out, end)
+            self._kept_in(request, span)
             if span.all_logits:
                 request.scored = end
             if span.sampling is not None:
                 request.tokens.append(UNKNOWN)
-        self._arena.advance_all(one_more, self._arena.layout.records)
 
     def update(self, plan: StepPlan, tokens: Mapping[int, int]) -> None:
         """Note that `plan`, the oldest that is out, has run. `tokens` names the token drawn for every span
@@ -213,12 +222,16 @@ class Scheduler:
         """
         assert self._out and plan is self._out[0], "this is not the oldest plan that is out"
         self._out.pop(0)
-        find = self.requests.get
-        for span in plan.spans:
+        find, rows = self.requests.get, plan.rows
+        for id_, start in zip(rows.request_ids, rows.starts, strict=True):
+            request = find(id_)
+            if request is not None:
+                request.tokens[start + 1] = tokens[id_]
+        for span in plan.others:
             request = find(span.request_id)
             if request is not None and span.sampling is not None:
-                request.tokens[span.start + len(span.tokens)] = tokens[request.id]
-        self.prefixes.settled(span.request_id for plan in self._out for span in plan.spans)
+                request.tokens[span.end] = tokens[request.id]
+        self.prefixes.settled(id_ for plan in self._out for id_ in plan.request_ids)
 
     # Phases of a step
 
@@ -247,6 +260,7 @@ class Scheduler:
     def _start(self, step: StepDraft, request: Request, leader: Request | None, hit: Hit | None) -> None:
         """Give a waiting or swapped request its memory and let it run."""
         self._waiting.remove(request)
+        self._same = None
         step.started.add(request.id)
         shared = (
             self._holdings.shareable(leader) if hit is None else hit.pages[: len(hit.pages) - hit.partial]
@@ -279,6 +293,7 @@ class Scheduler:
     def _preempt(self, step: StepDraft, request: Request) -> None:
         """Take a running request's memory; it waits at its place, its state in host memory or gone."""
         self._running.remove(request)
+        self._same = None
         request.leave_family()
         swap = (
             request.computed > 0
@@ -297,12 +312,18 @@ class Scheduler:
         request.preemptions += 1
         self._waiting.insert(request)
 
-    def _dissolve_families(self, plan: StepPlan) -> None:
+    def _dissolve_families(self, dealt: Dealt) -> None:
         """A leader that goes past the fork point in this step leads no longer."""
-        for span in plan.spans:
-            request = self.requests[span.request_id]
-            if request.family is not None and span.end > request.fork_point:
+        ends = [(request, request.computed + 1) for request in (() if dealt.plain else dealt.requests)]
+        ends += [(self.requests[span.request_id], span.end) for span in dealt.spans]
+        for request, end in ends:
+            if request.family is not None and end > request.fork_point:
                 request.leave_family()
+
+    def _kept_in(self, request: Request, span: Span) -> None:
+        """What the cache keeps of a span that is on its way."""
+        if request.reuse is not None and not request.reuse.idle:
+            self.prefixes.launched(request, span)
 
     # Reports
 

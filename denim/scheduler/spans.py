@@ -6,38 +6,60 @@ by now every running request holds the pages of all its known tokens.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from denim.runner.plan import Span
+from denim.runner.plan import NO_ROWS, DecodeRows, Span
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.holdings import Holdings
 from denim.scheduler.request import Request
 
 
-def deal_spans(
+class Dealt(NamedTuple):
+    """What one step serves: `rows`, one of each of `requests`, and `spans` behind them. `plain`: none of
+    these requests has a family or wants a checkpoint. `again`: for how many steps from here on all that runs
+    is these requests one token further, as long as none comes or goes and no memory moves."""
+
+    rows: DecodeRows
+    requests: tuple[Request, ...]
+    spans: list[Span]
+    plain: bool
+    again: int
+
+    def next(self) -> Dealt:
+        """The same requests one token further."""
+        starts = [request.computed for request in self.requests]
+        tokens = [request.tokens[-1] for request in self.requests]
+        return self._replace(rows=self.rows._replace(starts=starts, tokens=tokens), again=self.again - 1)
+
+
+NOTHING_DEALT = Dealt(NO_ROWS, (), [], True, 0)
+
+
+def deal(
     running: Iterable[Request],
     config: SchedulerConfig,
     holdings: Holdings,
     forks: Mapping[int, int],
     held: Collection[int],
     saves_inside: bool = False,
-) -> list[Span]:
+) -> Dealt:
     """Spans of one step: all decode rows, then prefill segments, each in the order of `running`.
 
     A decode row is a request with one token left behind a state: also the end of a prompt. There
-    are never more of them than the budget has tokens (`SchedulerConfig.max_running`).
+    are never more of them than the budget has tokens (`SchedulerConfig.max_running`). One that begins
+    elsewhere than it ends, or of whose prompt a report is wanted, is among the spans.
     At most `SchedulerConfig.max_prefill_spans` are no decode rows, but for forks; the others' turn comes.
     Segments end on the chunk grid, so that the linear layers cut a prompt into the same chunks however
     it is scheduled. Only where the decode rows leave less than one chunk a segment takes what is left.
     `forks` maps a request to the slot of another that it starts from; requests in `held` get no span.
     `saves_inside`: checkpoints are written in the middle of a segment; otherwise it ends where one is wanted.
     """
+    decoding: list[Request] = []
     spans: list[Span] = []
     behind = []
-    prefills = 0
     for request in running:
-        tokens, start = request.tokens, request.computed
-        known = len(tokens)
+        known, start = len(request.tokens), request.computed
         if known >= request.most_tokens:
             continue  # only its last token is still on its way
         if start != known - 1 or start == 0:
@@ -50,11 +72,10 @@ def deal_spans(
             or (request.reuse is not None and request.reuse.state >= 0)
         ):
             spans.append(_span(request, known, holdings, forks.get(request.id)))
-            prefills += 1  # it begins elsewhere than it ends
-        else:  # what nearly every row of nearly every step is, so without detours
-            slot, pages = request.slot, request.pages
-            spans.append(Span(request.id, start, [tokens[start]], pages, slot, slot, request.sampling))
-    left = config.max_num_batched_tokens - len(spans)
+        else:
+            decoding.append(request)
+    prefills = len(spans)
+    left = config.max_num_batched_tokens - len(decoding) - len(spans)
     grid = config.chunk_size if left >= config.chunk_size else 1
     for request in behind:
         if config.max_prefill_spans is not None and prefills >= config.max_prefill_spans:
@@ -65,7 +86,22 @@ def deal_spans(
             prefills += 1
             span = _span(request, end, holdings)
             spans.append(_with_saves(span, request) if saves_inside else span)
-    return spans
+    return _with_rows(decoding, spans, alone=not (behind or spans or held))
+
+
+def _with_rows(decoding: Sequence[Request], spans: list[Span], alone: bool) -> Dealt:
+    """`alone`: nobody else runs."""
+    plain = all([r.family is None and (r.reuse is None or r.reuse.idle) for r in decoding])
+    steps = min([r.most_tokens - len(r.tokens) for r in decoding], default=1)
+    rows = DecodeRows(
+        request_ids=tuple([r.id for r in decoding]),
+        slots=tuple([r.slot for r in decoding]),
+        pages=tuple([r.pages for r in decoding]),
+        states=tuple([r.sampling for r in decoding]),
+        starts=[r.computed for r in decoding],
+        tokens=[r.tokens[-1] for r in decoding],
+    )
+    return Dealt(rows, tuple(decoding), spans, plain, steps - 1 if plain and alone else 0)
 
 
 def _segment_end(request: Request, left: int, grid: int, saves_inside: bool) -> int:

@@ -10,18 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from denim.memory.layout import PAGE, SLOT
-from denim.runner.plan import PageCopy, StepPlan
+from denim.runner.plan import NO_ROWS, PageCopy, StepPlan
+from denim.scheduler.spans import NOTHING_DEALT, Dealt
 
 
 @dataclass
 class StepDraft:
     """`forks`: member of a family -> slot of its leader's state, which it begins from. `held`: leaders that
-    wait while members read it. `started`: requests that begin or resume in this step."""
+    wait while members read it. `started`: requests that begin or resume in this step. `dealt`: what the
+    step serves, once that is known."""
 
-    plan: StepPlan = field(default_factory=lambda: StepPlan([], [], [], []))
+    plan: StepPlan = field(default_factory=lambda: StepPlan(NO_ROWS, [], [], [], []))
     forks: dict[int, int] = field(default_factory=dict)
     held: set[int] = field(default_factory=set)
     started: set[int] = field(default_factory=set)
+    dealt: Dealt = NOTHING_DEALT
 
     def moved(self, name: str, targets: Mapping[int, int]) -> int:
         """What comes behind the step's moves names entries by their new ids, and swap-outs by the old ones.

@@ -15,6 +15,9 @@ PAGE = 4
 
 
 class NoEvent:
+    def __init__(self, device: torch.device) -> None:
+        pass
+
     def record(self) -> None:
         pass
 
@@ -25,7 +28,7 @@ class NoEvent:
 @pytest.fixture(autouse=True)
 def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(torch.cuda, "Event", NoEvent)
+    monkeypatch.setattr(torch, "Event", NoEvent)
 
 
 def graphs_without_a_device(shape: StepShape) -> tuple[StepGraphs, CapturedBatch, StaticInputs]:

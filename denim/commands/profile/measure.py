@@ -104,7 +104,7 @@ def _profile(core: EngineCore, limits: Limits, seconds: float, title: str) -> St
         batch, hidden = forward.run(step)
     last = torch.tensor([end - 1 for end in batch.cu_seqlens[1:]], device=device)
     logits = model.logits(hidden[last])
-    rows = len(step.spans)
+    rows = len(step.request_ids)
     decode = step.decode == rows
     captured = forward.replay(step) is not None  # then the parts are, or launches would be timed
     tokens = len(hidden)
@@ -141,7 +141,7 @@ def _forward(core: EngineCore, step: HostStep) -> Any:
     if captured is not None:
         return captured
     batch, hidden = forward.run(step)
-    return largest(forward.last_logits(batch, hidden, range(len(step.spans))))
+    return largest(forward.last_logits(batch, hidden, range(len(step.request_ids))))
 
 
 def _add(core: EngineCore, rows: int, length: int, tokens: int) -> None:
