@@ -133,6 +133,12 @@ async def named(client: Any, base_url: str, key: str | None, model: str | None) 
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, StopIteration) as error:
         if model is not None:
             return model, None
+        if isinstance(error, httpx.HTTPStatusError):
+            refused = error.response.status_code in (401, 403)
+            says = f"answers {error.response.status_code} {error.response.reason_phrase}"
+            raise ConfigError(
+                f"{base_url}/models {says}; give --{'api-key' if refused else 'model'}"
+            ) from error
         raise ConfigError(f"{base_url}/models names no model ({error}); give --model") from error
 
 

@@ -20,6 +20,7 @@ from denim.errors import ConfigError
 from denim.ledger.lengths import Lengths
 from tests.commands.bench.fake_server import Manner, fake_server
 from tests.server.live import live
+from tests.server.scripted import ScriptedEngine
 
 
 def wishes(**changes: Any) -> Wishes:
@@ -173,6 +174,13 @@ def test_multi_turn_sends_the_answers_back(capsys: pytest.CaptureFixture[str]) -
     roles = [message["role"] for message in manner.seen[-1]["messages"]]
     assert roles == ["system", "user", "assistant", "user"]
     assert manner.seen[-1]["messages"][2]["content"] == "é\u2028 " * 12
+
+
+def test_a_server_that_wants_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with live(ScriptedEngine(tmp_path, "some words"), api_keys="k") as server:
+        with pytest.raises(ConfigError, match="/v1/models answers 401 Unauthorized; give --api-key"):
+            bench(server.url, capsys)
+        assert bench(server.url, capsys, key="k", chat=False)["completed"] == 6
 
 
 def test_errors_in_mid_stream(capsys: pytest.CaptureFixture[str]) -> None:
