@@ -77,7 +77,8 @@ class EarlierCall(ApiModel):
 
 
 class ChatMessage(ApiModel):
-    """One message. `reasoning_content` is an assistant's; templates decide what they do with it."""
+    """One message. `reasoning_content` is an assistant's, which other servers call `reasoning`; templates
+    decide what they do with it."""
 
     role: Role
     content: str | Items[ContentPart] | None = None
@@ -85,6 +86,7 @@ class ChatMessage(ApiModel):
     tool_calls: Items[EarlierCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     annotations: Items[Any] | None = None
     audio: None = None

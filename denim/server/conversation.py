@@ -138,7 +138,7 @@ def template_message(message: Mapping[str, Any], where: str) -> Message:
     if text is None and not calls and role != "assistant":
         raise ApiError(400, f"a message of the role {role!r} needs content", param=f"{where}.content")
     result["content"] = text or ""
-    reasoning = message.get("reasoning_content")
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
     if reasoning:
         result["reasoning_content"] = reasoning
     if calls:
