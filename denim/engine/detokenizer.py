@@ -26,6 +26,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._whole_texts = tokenizer.whole_texts
         self._skip_special = skip_special_tokens
         self._tail: list[int] = []  # the last settled tokens, then the ones after them
         self._settled = 0  # how many tokens of the tail are settled
@@ -34,9 +35,10 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """The text that is settled by `token`; "" if none is."""
         if len(self._tail) == self._settled:  # no character is open
-            whole = self._tokenizer.whole_text(token)
-            if whole is not None:
-                self._tail, self._settled, self._given = [token], 1, len(whole)
+            whole = self._whole_texts[token]
+            if whole is not None:  # then what comes next needs no context either
+                if self._settled:
+                    self._tail, self._settled, self._given = [], 0, 0
                 return whole
         if not self._tokenizer.has_text(token, self._skip_special):
             return ""

@@ -37,8 +37,8 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         # A byte-level decoder puts the bytes of all tokens together and reads them as UTF-8.
-        self._joins_bytes = isinstance(self._backend.decoder, ByteLevel)
-        self._whole: dict[int, str | None] = {}  # of tokens seen so far, see `whole_text`
+        self.joins_bytes = isinstance(self._backend.decoder, ByteLevel)
+        self.whole_texts = WholeTexts(self)
 
     @property
     def inner(self) -> Any:
@@ -126,22 +126,28 @@ class Tokenizer:
         letters = _byte_letters()
         return bytes(letters[letter] for letter in name) if set(name) <= letters.keys() else text.encode()
 
-    def whole_text(self, token_id: int) -> str | None:
-        """What a token adds to any text that ends with a whole character, remembered, so that most tokens are
-        decoded once and for all. None where that depends on the text: for parts of characters, special
-        tokens, and decoders that do more than join bytes."""
-        if token_id not in self._whole:
-            text = None
-            if self._joins_bytes and self.has_text(token_id):
-                text = self.decode_one(token_id)
-            self._whole[token_id] = None if text is None or _MARK in text else text
-        return self._whole[token_id]
-
     def has_text(self, token_id: int, skip_special_tokens: bool = True) -> bool:
         """Whether a token takes part in decoding: it exists, and is not a special one to be skipped."""
         if skip_special_tokens and token_id in self.special_ids:
             return False
         return self._backend.id_to_token(token_id) is not None
+
+
+class WholeTexts(dict[int, str | None]):
+    """Token -> what it adds to any text that ends with a whole character, worked out when it is first asked
+    for, so that most tokens are decoded once and for all. None where that depends on the text: for parts of
+    characters, special tokens, and decoders that do more than join bytes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> str | None:
+        text = None
+        if self._tokenizer.joins_bytes and self._tokenizer.has_text(token_id):
+            text = self._tokenizer.decode_one(token_id)
+        self[token_id] = text = None if text is None or _MARK in text else text
+        return text
 
 
 @cache

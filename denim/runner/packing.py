@@ -87,7 +87,7 @@ def arrange(
     `paged`: whether the model has pages at all. `rows_before`: request id -> its row among the tokens that
     the last step drew; needed where a span has a token that the host does not know (negative).
     """
-    request_ids, slot_in, tables, states, begins, given = rows
+    request_ids, slot_in, row_pages, states, begins, given = rows
     slot_out, decode, scored = slot_in, len(request_ids), False
     lengths = np.ones(decode + len(spans), dtype=np.int64)
     saves: tuple[Sequence[tuple[int, int]], ...] = ((),) * decode
@@ -99,7 +99,7 @@ def arrange(
         columns: Any = Span._make(zip(*spans, strict=True))  # in place of each field those of all spans
         request_ids += columns.request_id
         slot_in, slot_out = slot_in + columns.slot_in, slot_out + columns.slot_out
-        tables, states, saves = tables + columns.pages, states + columns.sampling, saves + columns.saves
+        states, saves = states + columns.sampling, saves + columns.saves
         lengths[decode:] = list(map(len, columns.tokens))
         begins, given = [*begins, *columns.start], [*given, *chain.from_iterable(columns.tokens)]
         drawing += [row for row, state in enumerate(columns.sampling, decode) if state is not None]
@@ -114,18 +114,23 @@ def arrange(
         of_token = np.repeat(of_token, lengths)
         positions = np.arange(len(tokens)) + (starts - cu_seqlens[:-1])[of_token]
 
-    sources = np.full(len(tokens), -1, dtype=np.int64)
     unknown = tokens < 0
-    if np.count_nonzero(unknown):
+    if len(rows_before) == np.count_nonzero(unknown) == len(tokens) and tuple(rows_before) == request_ids:
+        sources = of_token  # the same rows as in the last step
+    else:
+        sources = np.full(len(tokens), -1, dtype=np.int64)
         sources[unknown] = [rows_before[request_ids[row]] for row in of_token[unknown].tolist()]
     last_unknown = unknown[cu_seqlens[1:] - 1].tolist()
 
     page_counts = -(-kv_lengths // page_size) if paged else np.zeros_like(starts)
     page_offsets = _offsets(page_counts)
-    joined = array("i")  # joins others of its kind as blocks
-    for table, count in zip(tables, page_counts.tolist(), strict=True):
-        joined.extend(table if len(table) == count else table[:count])
-    page_ids = np.frombuffer(joined, dtype=np.int32) if joined else np.empty(0, dtype=np.int32)
+    tables = b"".join(row_pages)
+    if spans:
+        behind = page_counts[len(row_pages) :].tolist()
+        own = [array("i", span.pages[:count]) for span, count in zip(spans, behind, strict=True)]
+        tables = b"".join([tables, *own])
+    page_ids = np.frombuffer(tables, dtype=np.int32)
+    assert len(page_ids) == page_offsets[-1], "a table does not hold the pages of its tokens"
     token_pages = np.empty(0, dtype=np.int64)
     if paged:
         token_pages = page_ids[page_offsets[:-1][of_token] + positions // page_size].astype(np.int64)

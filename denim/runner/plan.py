@@ -8,6 +8,7 @@ steps, in entries that no step uses before it is there.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -57,12 +58,13 @@ def is_decode(span: Span) -> bool:
 
 class DecodeRows(NamedTuple):
     """Spans of one token each that go on in place from their own state and draw a token, column by column:
-    what nearly all of nearly every step is. `slots` are -1 without states. While the same requests decode,
-    the columns but for starts and tokens are the same objects from step to step."""
+    what nearly all of nearly every step is. `slots` are -1 without states; `pages` hold C ints, those of all
+    known tokens. While the same requests decode, the columns but for starts and tokens are the same objects
+    from step to step."""
 
     request_ids: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
-    pages: tuple[Sequence[int], ...] = ()
+    pages: tuple[array[int], ...] = ()
     states: tuple[Any, ...] = ()
     starts: Sequence[int] = ()
     tokens: Sequence[int] = ()
