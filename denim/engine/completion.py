@@ -69,7 +69,7 @@ class Completion:
         if scores is not None and not (output.index == 0 and len(output.token_ids) == len(tokens) == 1):
             scores = None
         if text:
-            output.text += text
+            output.pieces.append(text)
         return StreamDelta(
             request.request_id,
             output.index,

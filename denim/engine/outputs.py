@@ -49,16 +49,26 @@ class CompletionOutput:
 
     `finish_reason`: "stop", "length", "abort" or "error"; None while it runs. `stop_reason`: the stop
     string or the stop token that was met; None for the model's own end tokens. `token_ids` holds every
-    token that was drawn, the last one too, whether or not its text is part of `text`.
+    token that was drawn, the last one too, whether or not its text is part of `text`. The text comes in
+    `pieces` and is put together when it is read, since a string that grows is copied with every token.
     """
 
     index: int
-    text: str = ""
+    pieces: list[str] = field(default_factory=list, compare=False)
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def __repr__(self) -> str:
+        shown = {"index": self.index, "text": self.text} | vars(self)
+        del shown["pieces"]
+        return f"CompletionOutput({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
     def finished(self) -> bool:

@@ -19,6 +19,16 @@ def test_a_report_in_vllm_s_form() -> None:
     ]
 
 
+def test_a_text_is_what_its_pieces_say() -> None:
+    output = CompletionOutput(0, token_ids=[5])
+    assert output.text == ""
+    output.pieces += ["so", " far"]
+    assert output.text == "so far"
+    assert repr(output).startswith(
+        "CompletionOutput(index=0, text='so far', token_ids=[5], cumulative_logprob="
+    )
+
+
 def test_finished_means_that_there_is_a_reason() -> None:
     for make in (
         lambda reason: StreamDelta("r", 0, "", [], finish_reason=reason),
