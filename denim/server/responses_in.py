@@ -11,15 +11,8 @@ from typing import Any
 
 from denim.server.conversation import Conversation, options_with_effort, prepared
 from denim.server.reply_form import ToolChoice
-from denim.server.responses_schema import (
-    CallItem,
-    CallOutputItem,
-    InputItem,
-    MessageItem,
-    ReasoningItem,
-    ResponsesNamedTool,
-    ResponsesRequest,
-)
+from denim.server.responses_items import CallItem, CallOutputItem, InputItem, MessageItem, ReasoningItem
+from denim.server.responses_schema import ResponsesNamedTool, ResponsesRequest
 
 Message = dict[str, Any]
 

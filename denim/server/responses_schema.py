@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field
-from pydantic import Tag as UnionTag
+from pydantic import Field
 
 from denim.errors import RequestError
 from denim.sampling_params import MAX_LOGPROBS, SamplingParams
 from denim.server.base_model import ApiModel, Items
-from denim.server.chat_schema import ContentPart, arguments_object
+from denim.server.responses_items import InputItem
 from denim.server.schema import check_tool_choice, checked_stop, ranged
 from denim.server.structured import (
     JsonObjectFormat,
@@ -21,63 +20,6 @@ from denim.server.structured import (
 from denim.structured_output import StructuredOutput
 
 NOT_KEPT = "nothing is stored between requests; send the whole conversation as input"
-
-
-class MessageItem(ApiModel):
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Items[ContentPart]
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
-
-
-class CallItem(ApiModel):
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: Annotated[str, AfterValidator(arguments_object)]
-    id: str | None = None
-    status: str | None = None
-    namespace: str | None = None
-
-
-class CallOutputItem(ApiModel):
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | Items[ContentPart]
-    id: str | None = None
-    status: str | None = None
-
-
-class ReasoningPart(ApiModel):
-    model_config = ConfigDict(extra="allow")
-
-    type: str
-    text: str
-
-
-class ReasoningItem(ApiModel):
-    type: Literal["reasoning"]
-    summary: Items[ReasoningPart]
-    content: Items[ReasoningPart] | None = None
-    encrypted_content: str | None = None
-    id: str | None = None
-    status: str | None = None
-
-
-def _item_type(item: Any) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
-    return kind if isinstance(kind, str) else "message"
-
-
-InputItem = Annotated[
-    Annotated[MessageItem, UnionTag("message")]
-    | Annotated[CallItem, UnionTag("function_call")]
-    | Annotated[CallOutputItem, UnionTag("function_call_output")]
-    | Annotated[ReasoningItem, UnionTag("reasoning")],
-    Discriminator(_item_type),
-]
 
 
 class ResponsesTool(ApiModel):
