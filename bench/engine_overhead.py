@@ -24,7 +24,7 @@ from bench.report import write
 from denim import SamplingParams
 from denim.engine.core import EngineCore
 from denim.engine.options import EngineOptions
-from denim.runner.sampler import Draw
+from denim.runner.landing import Draw
 
 STEPS = 200
 WARM_STEPS = 4  # prefill, and what is made once for a batch

@@ -71,7 +71,7 @@ def draw_rows(
 
     logits: float32, bfloat16 or float16. best: int64 [R], where each row has its largest; a row for which it
     is negative, as it has none, gets it as its token. temperature: float32 [N]. filters: of the N rows; None:
-    none of them has any. uniforms: float64 [N] in [0, 1), which decide.
+    none of them has any. uniforms: float64 [R] in [0, 1), which decide.
     """
     if in_kernels(logits):
         from denim.runner.kernels.draw_filtered import draw_filtered_rows
@@ -80,13 +80,11 @@ def draw_rows(
         unit = unit_of(logits.shape[1])
         if filters is None:
             return draw_free_rows(logits, rows, best, temperature, uniforms, unit)
-        min_log, top_k, top_p = filters.min_log[:, 0], filters.top_k[:, 0], filters.top_p[:, 0]
-        return draw_filtered_rows(logits, rows, best, temperature, min_log, top_k, top_p, uniforms, unit)
+        places = filters.min_log, filters.top_k, filters.top_p  # [N, 1], as good as [N] for a kernel
+        return draw_filtered_rows(logits, rows, best, temperature, *places, uniforms, unit)
     scaled = logits[rows].to(torch.float32).div_(temperature[:, None])
-    if filters is None:
-        tokens = draw(scaled, uniforms[:, None])
-    else:
-        tokens = draw_filtered(scaled, filters, uniforms[:, None])
+    numbers = uniforms[rows][:, None]
+    tokens = draw(scaled, numbers) if filters is None else draw_filtered(scaled, filters, numbers)
     return torch.where(best[rows] < 0, best[rows], tokens)
 
 

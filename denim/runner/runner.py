@@ -20,10 +20,11 @@ from denim.memory.layout import PAGE, SLOT
 from denim.memory.swap import SwapSpace
 from denim.runner.flushing import flush_slots
 from denim.runner.forward import Forward
+from denim.runner.landing import Draw
 from denim.runner.logprobs import TokenLogprobs, prompt_logprobs
 from denim.runner.packing import HostStep
 from denim.runner.plan import StepPlan, Swap
-from denim.runner.sampler import Draw, Sampler, SamplingState
+from denim.runner.sampler import Sampler, SamplingState
 
 # Rows of logits that exist at one time while a prompt is scored.
 SCORED_ROWS = 256

@@ -1,4 +1,4 @@
-"""The next token of every row of a batch, worked out on the device; the host waits when it asks for it.
+"""The next token of every row of a batch, worked out on the device.
 
 Owns the order of the steps, which is vLLM's: structured output, logit bias, min_tokens, penalties,
 temperature, min-p, top-k, top-p, draw; and what of a request's past they depend on. Log-probabilities are of
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from denim.runner.constraint import Constraint
 from denim.runner.draw import Filters, draw_rows, make_filters
+from denim.runner.landing import Draw, Landing, SampleResult
 from denim.runner.largest import NO_TOKEN, largest
-from denim.runner.logprobs import LogprobTensors, TokenLogprobs, token_logprobs
+from denim.runner.logprobs import LogprobTensors, token_logprobs
 from denim.runner.packing import sender
 from denim.runner.penalties import SeenTokens, apply_penalties
 from denim.runner.random import Streams
@@ -68,84 +69,12 @@ def ending_ids(params: SamplingParams, end_token_ids: Sequence[int]) -> list[int
     return sorted({*ends, *params.stop_token_ids})
 
 
-class SampleResult(NamedTuple):
-    """One token a row, and the reports by row where they were asked for.
-
-    `bad_rows` are rows whose logits hold a NaN or have no finite maximum; their token is NO_TOKEN and
-    they have no report. Nothing that came of such a row's state may be used again.
-    """
-
-    tokens: list[int]
-    logprobs: dict[int, TokenLogprobs]
-    bad_rows: list[int]
-
-
-class _Landing(NamedTuple):
-    """Where tokens land on the host, and what says that they are there. Made once and used again."""
-
-    values: Tensor
-    done: torch.Event
-
-    @classmethod
-    def of(cls, tokens: Tensor) -> _Landing:
-        return cls(torch.empty(len(tokens), dtype=torch.int64, pin_memory=True), torch.Event(tokens.device))
-
-
-class Draw:
-    """What was drawn, still on its way. `tokens` [R] int64 on the device, NO_TOKEN for a bad row. `landings`:
-    those that are free; one is taken, and given back when the tokens were read."""
-
-    def __init__(
-        self,
-        tokens: Tensor,
-        reports: LogprobTensors | None,
-        rows: Sequence[int],
-        top: Sequence[int],
-        landings: list[_Landing],
-    ) -> None:
-        self.tokens = tokens
-        self._reports, self._rows, self._top = reports, rows, top  # which rows report, and how many tokens
-        self._landings = landings
-        self._landing: _Landing | None = None
-        if tokens.is_cuda:
-            landing = landings.pop() if landings else _Landing.of(tokens)
-            if len(landing.values) != len(tokens):
-                landing = _Landing.of(tokens)
-            landing.values.copy_(tokens, non_blocking=True)
-            landing.done.record()
-            self._landing = landing
-
-    def wait(self) -> None:
-        """Until the tokens are on the host."""
-        if self._landing is not None:
-            self._landing.done.synchronize()
-
-    def result(self) -> SampleResult:
-        """Wait for the device. To be asked for once."""
-        self.wait()
-        if self._landing is None:
-            values = self.tokens.tolist()
-        else:
-            values = self._landing.values.tolist()
-            self._landings.append(self._landing)
-            self._landing = None
-        bad_rows = []
-        if NO_TOKEN in values:
-            bad_rows = [row for row, token in enumerate(values) if token == NO_TOKEN]
-        logprobs: dict[int, TokenLogprobs] = {}
-        if self._reports is not None:
-            for row, top, report in zip(self._rows, self._top, self._reports.to_host(), strict=True):
-                if values[row] != NO_TOKEN:
-                    logprobs[row] = report.shortened(top)
-        return SampleResult(values, logprobs, bad_rows)
-
-
 class Sampler:
     """Samples batches; keeps the parameter tensors of the last one, which mostly comes again."""
 
     def __init__(self) -> None:
         self._batch: _Batch | None = None
-        self._landings: list[_Landing] = []
+        self._landings: list[Landing] = []  # those that are free
 
     def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> SampleResult:
         """What `draw` draws, waited for."""
@@ -168,14 +97,21 @@ class Sampler:
             self._batch = _Batch(states, logits)
         batch = self._batch
         tokens = best = largest(logits) if best is None else best
+        landing = self._take_landing(tokens)
         if not batch.plain:
             drawn = [
                 state.drawn + more for state, more in zip(states, ahead or [0] * len(states), strict=True)
             ]
-            tokens = _choose(logits, batch, drawn, best)
+            tokens = _choose(logits, batch, drawn, best, landing)
         reports = _reports(logits, tokens, batch)
         top = [states[row].params.logprobs or 0 for row in batch.logprob_rows]
-        return Draw(tokens, reports, batch.logprob_rows, top, self._landings)
+        return Draw(tokens, reports, batch.logprob_rows, top, landing, self._landings.append)
+
+    def _take_landing(self, tokens: Tensor) -> Landing | None:
+        if not tokens.is_cuda:
+            return None
+        landing = self._landings.pop() if self._landings else None
+        return landing if landing is not None and len(landing.tokens) == len(tokens) else Landing(tokens)
 
 
 class _Draws(NamedTuple):
@@ -184,7 +120,6 @@ class _Draws(NamedTuple):
 
     rows: list[int]
     index: Tensor
-    streams: Streams
     temperature: Tensor
     filters: Filters | None
 
@@ -218,6 +153,8 @@ class _Batch:
             return  # the largest of each row, for which nothing has to be known of the rows
         self.bias_places = self._tensor([place for place, _ in biases], np.int64)
         self.bias_values = self._tensor([bias for _, bias in biases], np.float32)
+        self.streams = Streams([state.seed for state in states])
+        self.uniforms = torch.empty(len(states), dtype=torch.float64, device=self.device)
         filtered = [row for row in random_rows if _filtered(params[row])]
         free = [row for row in random_rows if not _filtered(params[row])]
         chosen = [params[row] for row in filtered]
@@ -239,7 +176,6 @@ class _Batch:
         return _Draws(
             rows,
             self._tensor(rows, np.int64),
-            Streams([self.states[row].seed for row in rows]),
             self._tensor(temperature, np.float32),
             filters,
         )
@@ -253,7 +189,9 @@ class _Batch:
         return same and self.states == tuple(states)  # states are equal to themselves only
 
 
-def _choose(logits: Tensor, batch: _Batch, drawn: Sequence[int], best: Tensor) -> Tensor:
+def _choose(
+    logits: Tensor, batch: _Batch, drawn: Sequence[int], best: Tensor, landing: Landing | None
+) -> Tensor:
     """Tokens int64 [R] where more is asked for than `best`, the largest of `logits`; a row without one stays
     so. `drawn`: tokens before this one."""
     if batch.alters:
@@ -265,9 +203,12 @@ def _choose(logits: Tensor, batch: _Batch, drawn: Sequence[int], best: Tensor) -
         _penalise(logits, batch)
         best = torch.where(best == NO_TOKEN, best, logits.argmax(-1))
     tokens = best
-    for rows, index, streams, temperature, filters in batch.draws:
-        uniforms = batch.send(streams.uniforms([drawn[row] for row in rows]))
-        chosen = draw_rows(logits, index, best, temperature, filters, uniforms)
+    if batch.draws:
+        numbers = batch.streams.uniforms(drawn)
+        sent = torch.from_numpy(numbers) if landing is None else landing.holding(numbers)
+        batch.uniforms.copy_(sent, non_blocking=True)
+    for rows, index, temperature, filters in batch.draws:
+        chosen = draw_rows(logits, index, best, temperature, filters, batch.uniforms)
         tokens = chosen if len(rows) == len(logits) else tokens.index_copy(0, index, chosen)
     return tokens
 

@@ -210,7 +210,7 @@ def _draw(
     each = tl.maximum(_weight_of(key, least, unit), 1)
     left = before + (share - before + each - 1) // each * each
     # The draw.
-    target = (tl.load(uniform_ptr + program) * left.to(tl.float64)).to(tl.int64)
+    target = (tl.load(uniform_ptr + row) * left.to(tl.float64)).to(tl.int64)
     target = tl.maximum(tl.minimum(target, left - 1), 0)
     key = _place(kept_ptr, count, least, unit, target + 1, False, block)
     before = _sum_from(kept_ptr, count, least, unit, key + 1, False, block)
@@ -247,8 +247,8 @@ def draw_filtered_rows(
     see `denim.runner.draw.draw_filtered`.
 
     best int64 [R]: where each row has its largest logit; a row for which it is negative gets it as its token.
-    temperature, min_log [N] float32; top_k [N] int64, at most V (V: no top-k); top_p, uniforms [N] float64;
-    all dense. `unit`: the weight of the largest logit, so that V of them sum to less than 2^62.
+    temperature, min_log [N] float32; top_k [N] int64, at most V (V: no top-k); top_p [N] float64; uniforms
+    [R] float64; all dense. `unit`: the weight of the largest logit, so that V of them sum to less than 2^62.
     """
     count, vocab = len(rows), logits.shape[1]
     assert logits.stride(1) == 1

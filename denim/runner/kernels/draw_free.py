@@ -60,7 +60,7 @@ def _of_row(
     lane = tl.arange(0, most_parts)
     sums = tl.load(sums_ptr + program * parts + lane, mask=lane < parts, other=0)
     total = tl.sum(sums, 0)
-    target = (tl.load(uniform_ptr + program) * total.to(tl.float64)).to(tl.int64)
+    target = (tl.load(uniform_ptr + row) * total.to(tl.float64)).to(tl.int64)
     target = tl.minimum(target, total - 1)
     # The first part with which the sum passes the target, and the first place in it.
     passed = tl.cumsum(sums, 0) <= target
@@ -79,7 +79,7 @@ def draw_free_rows(
     see `denim.runner.draw.draw`.
 
     best int64 [R]: where each row has its largest logit; a row for which it is negative gets it as its token.
-    temperature [N] float32, uniforms [N] float64, both dense. `unit`: the weight of the largest logit, so
+    temperature [N] float32, uniforms [R] float64, both dense. `unit`: the weight of the largest logit, so
     that V of them sum to less than 2^62.
     """
     count, vocab = len(rows), logits.shape[1]

@@ -18,7 +18,7 @@ def both(
     vocab = logits.shape[1]
     index, heat = torch.tensor(rows), torch.tensor(temperature)
     numbers = torch.tensor(uniforms, dtype=torch.float64)
-    expected = draw(logits[index].float() / heat[:, None], numbers[:, None])
+    expected = draw(logits[index].float() / heat[:, None], numbers[index][:, None])
     given = [part.to(DEVICE) for part in (logits, index, logits.argmax(-1), heat, numbers)]
     return expected.tolist(), draw_free_rows(*given, unit=unit_of(vocab)).tolist()
 
@@ -29,8 +29,9 @@ def test_some_rows_of_a_batch(vocab: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(vocab)
     logits = (torch.randn(6, vocab, generator=generator) * 3).to(dtype)
     logits[4, 7] = -torch.inf
-    rows = [5, 0, 4, 4, 2]
-    expected, tokens = both(logits, rows, [0.7, 1.0, 1.0, 2.0, 0.05], [0.3, 0.0, 0.9999999, 0.5, 0.8])
+    rows = [5, 0, 4, 1, 2]
+    uniforms = [0.0, 0.5, 0.8, 0.1, 0.9999999, 0.3]  # of all rows
+    expected, tokens = both(logits, rows, [0.7, 1.0, 1.0, 2.0, 0.05], uniforms)
     assert tokens == expected
     assert len(set(tokens)) > 2
 
