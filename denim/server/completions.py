@@ -44,7 +44,7 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     params = body.params()
     batch = _each(body.prompt)
     serving.gate.check(len(batch) * params.n)  # before time is spent on prompts
-    prompts = [await _read(serving, prompt) for prompt in batch]
+    prompts = [await _read(serving, prompt, field) for field, prompt in batch.items()]
     job = Job(
         prompts,
         params,
@@ -60,20 +60,20 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     return await attended(answer.whole(), request.receive, record, serving.options)
 
 
-def _each(prompt: Prompt) -> list[str] | list[list[int]]:
-    """The prompts of a batch, also of one."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
+def _each(prompt: Prompt) -> dict[str, str | list[int]]:
+    """The prompts of a batch, also of one, by where they stand in the body."""
+    if not isinstance(prompt, str) and not prompt:
         raise RequestError("prompt is an empty list; give at least one prompt", "prompt")
-    return [prompt] if isinstance(prompt[0], int) else prompt
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return {"prompt": prompt}  # type: ignore[dict-item]
+    return {f"prompt.{place}": one for place, one in enumerate(prompt)}
 
 
-async def _read(serving: Serving, prompt: str | list[int]) -> ReadPrompt:
+async def _read(serving: Serving, prompt: str | list[int], field: str) -> ReadPrompt:
     try:
         return await serving.engine.read(prompt)
     except RequestError as error:
-        error.param = error.param or "prompt"
+        error.param = error.param or field
         raise
 
 

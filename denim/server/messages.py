@@ -34,6 +34,7 @@ from denim.server.reply_parts import AnswerText, ReasoningText, ReplyPart, ToolC
 from denim.server.schema import STREAMED
 from denim.server.serving import Serving, serving_of
 from denim.server.streaming import event, event_stream
+from denim.server.tokens import chat_tokens
 
 router = APIRouter(route_class=JsonRoute, tags=["Anthropic"], responses=ANTHROPIC_ERRORS)
 
@@ -58,9 +59,7 @@ async def count_tokens(body: MessageFields, request: Request) -> TokenCount:
     """Tokens of a conversation as the template renders it."""
     serving = serving_of(request)
     serving.model_named(body.model)
-    chat = conversation_of(body)
-    read = await serving.engine.read_chat(chat.messages, **chat.template_options)
-    return TokenCount(input_tokens=len(read.tokens))
+    return TokenCount(input_tokens=len(await chat_tokens(serving, conversation_of(body))))
 
 
 class _Answer:

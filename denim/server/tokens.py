@@ -1,4 +1,7 @@
-"""`/tokenize` and `/detokenize`: text to token ids and back, as vLLM has them."""
+"""`/tokenize` and `/detokenize`: text to token ids and back, as vLLM has them.
+
+Owns the counting too: what is counted need not fit into the context, and nobody is asked to answer it.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from denim.engine.tokenizer import need_tokenizer
+from denim.engine.changing_lines import ChangingLines
+from denim.engine.tokenizer import Tokenizer, need_tokenizer
 from denim.errors import RequestError
 from denim.server.base_model import ApiModel, Items, json_response
 from denim.server.chat_schema import ChatMessage, Tool
-from denim.server.conversation import conversation
+from denim.server.conversation import Conversation, conversation
 from denim.server.json_body import JsonRoute
 from denim.server.schema import ERRORS
-from denim.server.serving import serving_of
+from denim.server.serving import Serving, serving_of
 
 LONGEST_TEXT = 2**22
 """Characters that are tokenised at once: a second's work."""
@@ -61,15 +65,11 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
     if body.prompt is not None:
-        if len(body.prompt) > LONGEST_TEXT:
-            raise RequestError(
-                f"prompt has {len(body.prompt):,} characters; send at most {LONGEST_TEXT:,} at once", "prompt"
-            )
         special = body.add_special_tokens is not False
-        tokens = await asyncio.to_thread(tokenizer.encode, body.prompt, special)
+        tokens = await asyncio.to_thread(_encoded, tokenizer, body.prompt, special, "prompt")
     else:
         chat = conversation(body.messages or [], body.tools or [], body.chat_template_kwargs or {})
-        tokens = (await serving.engine.read_chat(chat.messages, **chat.template_options)).tokens
+        tokens = await chat_tokens(serving, chat)
     texts = None
     if body.return_token_strs:
         texts = await asyncio.to_thread(lambda: [tokenizer.decode_one(token) for token in tokens])
@@ -81,6 +81,31 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
             token_strs=texts,
         )
     )
+
+
+async def chat_tokens(serving: Serving, chat: Conversation) -> list[int]:
+    """The tokens of a conversation by the chat template, also of one that is too long for the context. Raises
+    RequestError."""
+    tokenizer = need_tokenizer(serving.engine.tokenizer, "A chat")
+    messages = ChangingLines(serving.engine.facts.strip_lines).without(chat.messages)
+
+    def read() -> list[int]:
+        try:
+            text = tokenizer.render_chat(messages, **chat.template_options)
+        except RequestError as error:
+            error.param = chat.field
+            raise
+        return _encoded(tokenizer, text, False, chat.field)
+
+    return await asyncio.to_thread(read)
+
+
+def _encoded(tokenizer: Tokenizer, text: str, special: bool, field: str) -> list[int]:
+    if len(text) > LONGEST_TEXT:
+        raise RequestError(
+            f"{field} has {len(text):,} characters; send at most {LONGEST_TEXT:,} at once", field
+        )
+    return tokenizer.encode(text, special)
 
 
 @router.post("/detokenize")

@@ -187,7 +187,9 @@ def test_nothing_is_stored_where_it_is_not_wanted(client: openai.OpenAI) -> None
     [
         ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": []}, "prompt", "at least one prompt"),
-        ({"prompt": [[]]}, "prompt", "empty"),
+        ({"prompt": [[]]}, "prompt.0", "empty"),
+        ({"prompt": ["x", "x " * 9000]}, "prompt.1", "max_model_len=4096"),
+        ({"prompt": [[1], [2], [99999]]}, "prompt.2", "outside the vocabulary of 6144"),
         ({"prompt": 7}, "prompt", "got 7"),
         ({"prompt": ["x", 3]}, "prompt.0", "got 'x'"),
         ({"prompt": [3, True]}, "prompt.1", "valid integer"),

@@ -214,6 +214,15 @@ def test_another_model_is_not_found(claude: anthropic.Anthropic) -> None:
     assert caught.value.request_id
 
 
+def test_a_conversation_that_is_too_long_is_counted(claude: anthropic.Anthropic) -> None:
+    """That is what a client wants to know before it makes one shorter."""
+    long = [{"role": "user", "content": "word " * 9000}]
+    count = claude.messages.count_tokens(model="denim-tiny", messages=long).input_tokens
+    assert count > 9000
+    with pytest.raises(anthropic.BadRequestError, match=f"the prompt has {count:,} tokens"):
+        claude.messages.create(**SHORT | {"messages": long})
+
+
 def test_its_clients_find_the_request_s_id(claude: anthropic.Anthropic) -> None:
     message = claude.messages.create(**SHORT, extra_headers={"x-request-id": "mine"})
     assert (message._request_id, message.id) == ("mine", "msg_mine")

@@ -17,7 +17,7 @@ import denim
 from denim import AsyncEngine
 from denim.commands.cache_inspect import read_snapshot
 from tests.server.live import Live, live
-from tests.server.scripted import ScriptedEngine
+from tests.server.scripted import HERMES_TEMPLATE, ScriptedEngine
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +227,27 @@ def test_tokens_of_a_conversation(http: httpx.Client) -> None:
     count = http.post("/tokenize", json=chat).json()["count"]
     answer = http.post("/v1/chat/completions", json=chat | {"max_tokens": 1}).json()
     assert answer["usage"]["prompt_tokens"] == count
+
+
+def test_tokens_of_what_is_too_long_to_answer(http: httpx.Client) -> None:
+    text = "word " * 9000
+    alone = http.post("/tokenize", json={"prompt": text}).json()["count"]
+    chat = http.post("/tokenize", json={"messages": [{"role": "user", "content": text}]}).json()
+    assert chat["count"] > alone > chat["max_model_len"]
+    late = [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]
+    error = http.post("/tokenize", json={"messages": late}).json()["error"]
+    assert (error["param"], "must be the first message" in error["message"]) == ("messages", True)
+
+
+def test_lines_that_are_left_out_are_not_counted(tmp_path: Path) -> None:
+    engine = ScriptedEngine(tmp_path, "x", HERMES_TEMPLATE, strip_lines=("^today",))
+    turns = [{"role": "system", "content": "today is Monday\nBe short."}, {"role": "user", "content": "x"}]
+    with live(engine) as server, httpx.Client(base_url=server.url) as http:
+        count = http.post("/tokenize", json={"messages": turns}).json()["count"]
+        usage = http.post("/v1/chat/completions", json={"messages": turns}).json()["usage"]
+        assert count == usage["prompt_tokens"]
+        turns[0]["content"] = "Be short."
+        assert http.post("/tokenize", json={"messages": turns}).json()["count"] == count
 
 
 @pytest.mark.parametrize(
