@@ -6,7 +6,7 @@ Owns the way from a body to a job, and from deltas to choices, whole or in chunk
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,11 +62,13 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
 
 def _each(prompt: Prompt) -> dict[str, str | list[int]]:
     """The prompts of a batch, also of one, by where they stand in the body."""
-    if not isinstance(prompt, str) and not prompt:
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if not prompt:
         raise RequestError("prompt is an empty list; give at least one prompt", "prompt")
-    if isinstance(prompt, str) or isinstance(prompt[0], int):
-        return {"prompt": prompt}  # type: ignore[dict-item]
-    return {f"prompt.{place}": one for place, one in enumerate(prompt)}
+    batch: Sequence[Any] = prompt
+    alone = isinstance(batch[0], int)
+    return {"prompt": list(batch)} if alone else {f"prompt.{at}": one for at, one in enumerate(batch)}
 
 
 async def _read(serving: Serving, prompt: str | list[int], field: str) -> ReadPrompt:
