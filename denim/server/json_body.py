@@ -30,6 +30,8 @@ MOST_NUMBERS = 2**21
 """Values in all: the token ids of the longest prompt that there is a model for, twice."""
 MOST_PARTS = 100_000
 """Values but for numbers in lists: those of a conversation of ten thousand messages."""
+MOST_KEYS = 10_000
+"""Of one object: each that is unknown would be an error of its own."""
 
 
 class JsonRequest(Request):
@@ -135,6 +137,8 @@ def _too_many(most: int, what: str) -> ApiError:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MOST_KEYS:
+        raise _too_many(MOST_KEYS, "keys in one object")
     result = dict(pairs)
     if len(result) < len(pairs):
         seen: set[str] = set()

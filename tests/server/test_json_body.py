@@ -107,10 +107,11 @@ def test_what_is_allowed() -> None:
     [
         (b"[" + b"1," * (2**21 + 1) + b"1]", "more than 2,097,152 values"),
         (b"[" + b'"a",' * 100_001 + b"1]", "more than 100,000 values beside numbers in lists"),
-        (json.dumps({str(i): i for i in range(100_001)}).encode(), "more than 100,000"),
+        (json.dumps({str(i): i for i in range(10_001)}).encode(), "more than 10,000 keys in one object"),
+        (json.dumps([{str(i): i for i in range(9_999)}] * 11).encode(), "more than 100,000"),
         (b"[" + b"[[]]," * 50_001 + b"1]", "more than 100,000"),
     ],
-    ids=["numbers", "strings", "keys", "lists"],
+    ids=["numbers", "strings", "keys", "objects", "lists"],
 )
 def test_more_values_than_anybody_has_use_for(body: bytes, told: str) -> None:
     """All clients wait while they are read."""
