@@ -10,7 +10,7 @@ from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
 from denim.server.base_model import ApiModel, Items
 from denim.server.chat_schema import CacheControl
-from denim.server.schema import checked_stop, ranged
+from denim.server.schema import CacheSalt, checked_stop, ranged
 from denim.server.structured import json_schema_output
 
 
@@ -133,7 +133,7 @@ class MessagesRequest(MessageFields):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     priority: int | None = None
-    cache_salt: str | None = None
+    cache_salt: CacheSalt | None = None
     no_store: bool | None = None
 
     def params(self) -> SamplingParams:

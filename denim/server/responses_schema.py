@@ -10,7 +10,7 @@ from denim.errors import RequestError
 from denim.sampling_params import MAX_LOGPROBS, SamplingParams
 from denim.server.base_model import ApiModel, Items
 from denim.server.responses_items import InputItem
-from denim.server.schema import check_tool_choice, checked_stop, ranged
+from denim.server.schema import CacheSalt, check_tool_choice, checked_stop, ranged
 from denim.server.structured import (
     JsonObjectFormat,
     TextFormat,
@@ -126,7 +126,7 @@ class ResponsesRequest(ApiModel):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     priority: int | None = None
-    cache_salt: str | None = None
+    cache_salt: CacheSalt | None = None
     no_store: bool | None = None
 
     @property

@@ -7,7 +7,7 @@ field has another name there, its API checks it, so that the error names what th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -20,6 +20,9 @@ MOST_STOPS, LONGEST_STOP = 64, 1024
 """Stop strings of a request, and their characters: each costs time with every token."""
 
 MOST_STOP_TOKENS = 1024
+
+CacheSalt = Annotated[str, Field(max_length=1024)]
+"""It is kept as long as what it keeps apart."""
 
 
 def ranged(description: str, **limits: float) -> Any:
@@ -58,7 +61,7 @@ class SamplingFields(ApiModel):
         default=None, description="vLLM's: json, regex, choice, grammar, …"
     )
     priority: int | None = Field(default=None, description="Lower goes first.")
-    cache_salt: str | None = Field(
+    cache_salt: CacheSalt | None = Field(
         default=None, description="Requests of other salts share no prefix with this."
     )
     no_store: bool | None = Field(default=None, description="Leave nothing in the prefix cache.")

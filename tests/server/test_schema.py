@@ -76,6 +76,13 @@ def test_a_long_list_with_a_fault() -> None:
     assert caught.value.error_count() <= 4  # one for each form that a prompt may have
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_a_salt_is_short(http: httpx.Client, path: str) -> None:
+    """The cache keeps it."""
+    error = http.post(path, json=BODIES[path][1] | {"cache_salt": "x" * 1025}).json()["error"]
+    assert "'cache_salt': String should have at most 1024 characters" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "more"),
     [
