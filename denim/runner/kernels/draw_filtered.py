@@ -47,35 +47,37 @@ def _values(y_ptr, at, n):
 
 
 @triton.jit
-def _bin(y, bins: tl.constexpr, bins_a_nat: tl.constexpr):
-    return tl.maximum(tl.minimum(-y * bins_a_nat, bins - 1.0).to(tl.int32), 0)
-
-
-@triton.jit
 def _put_together(
-    row_ptr,
-    kept_ptr,
-    ids_ptr,
-    vocab,
-    temperature,
-    shift,
-    used_bins,
-    bins: tl.constexpr,
-    bins_a_nat: tl.constexpr,
-    block: tl.constexpr,
+    row_ptr, kept_ptr, ids_ptr, count_ptr, vocab, temperature, shift, lowest, block: tl.constexpr
 ):
-    """The values of the first bins, in the order of their ids, and the ids. How many there are."""
-    n = 0
+    """The values with a key of at least `lowest`, in no order, and their ids. How many there are."""
+    tl.store(count_ptr, 0)
+    tl.debug_barrier()
     for first in range(0, vocab, block):
         at = first + tl.arange(0, block)
         y = scaled(row_ptr, at, vocab, temperature) - shift
-        keep = (at < vocab) & (_bin(y, bins, bins_a_nat) < used_bins)
-        place = n + tl.cumsum(keep.to(tl.int32), 0) - 1
+        keep = (at < vocab) & (_key(y) >= lowest)
+        place = tl.atomic_add(count_ptr + tl.zeros([block], tl.int32), 1, mask=keep, sem="relaxed")
         tl.store(kept_ptr + place, y, mask=keep)
         tl.store(ids_ptr + place, at, mask=keep)
-        n += tl.sum(keep.to(tl.int32), 0)
     tl.debug_barrier()  # others of the program's threads read what these wrote
-    return n
+    return tl.load(count_ptr, volatile=True)
+
+
+@triton.jit
+def _key_of_rank(keys, rank):
+    """The largest key of which, and of larger ones, there are at least `rank` among `keys`."""
+    key = tl.full([], -2147483648, tl.int32)
+    for step in range(16):
+        bits = 30 - 2 * step
+        one, two, three = key + (1 << bits), key + (2 << bits), key + (3 << bits)
+        if tl.sum((keys >= three).to(tl.int32), 0) >= rank:
+            key = three
+        elif tl.sum((keys >= two).to(tl.int32), 0) >= rank:
+            key = two
+        elif tl.sum((keys >= one).to(tl.int32), 0) >= rank:
+            key = one
+    return key
 
 
 @triton.jit
@@ -138,6 +140,7 @@ def _draw(
     uniform_ptr,
     kept_ptr,
     ids_ptr,
+    count_ptr,
     tokens_ptr,
     vocab,
     unit,
@@ -151,6 +154,7 @@ def _draw(
     row_ptr = logits_ptr + row * row_stride
     kept_ptr += program * vocab
     ids_ptr += program * vocab
+    count_ptr += program
     temperature = tl.load(temperature_ptr + program)
     least = tl.load(least_ptr + program)
     top_k = tl.load(top_k_ptr + program)
@@ -159,41 +163,49 @@ def _draw(
     best = tl.load(best_ptr + row)
     shift = scaled(row_ptr, tl.maximum(best, 0), vocab, temperature)
 
-    # How many values lie in each bin below the largest, and the weight of all.
-    counts = tl.zeros([bins], tl.int32)
-    total = tl.zeros([block], tl.int64)
-    for first in range(0, vocab, block):
-        at = first + lane
-        y = scaled(row_ptr, at, vocab, temperature) - shift
-        total += _weight(y, least, unit)
-        counts += tl.histogram(tl.where(at < vocab, _bin(y, bins, bins_a_nat), bins - 1), bins)
-    everything = tl.sum(total, 0)
-    # The bins that are put together, from the largest on: as few as surely decide, and no more than the
-    # search is quick in. Every value of bin b weighs at least exp(-(b + 1) / bins_a_nat).
+    # What is put together are the values from a key on, as few as surely decide.
     top_p = tl.load(top_p_ptr + program)
-    so_far = tl.cumsum(counts, 0)
-    surely = tl.cumsum(counts * tl.exp(-(tl.arange(0, bins) + 1.0) / bins_a_nat) * unit, 0)
-    share = (top_p * everything.to(tl.float64)).to(tl.float32)
-    short = tl.where(top_k < vocab, so_far < top_k, surely < share)
-    used_bins = tl.sum(((so_far <= most_kept) & (so_far >= 0)).to(tl.int32), 0)
-    used_bins = tl.minimum(used_bins, tl.sum(short.to(tl.int32), 0) + 1)
-    count = _put_together(
-        row_ptr, kept_ptr, ids_ptr, vocab, temperature, shift, used_bins, bins, bins_a_nat, block
-    )
+    everything = tl.sum(tl.zeros([block], tl.int64), 0)
+    if (top_k < vocab) & (top_k <= block):
+        # The largest value of each lane: the k-th of those is no larger than the row's k-th.
+        top = tl.full([block], float("-inf"), tl.float32)
+        for first in range(0, vocab, block):
+            top = tl.maximum(top, scaled(row_ptr, first + lane, vocab, temperature) - shift)
+        lowest = _key_of_rank(_key(top), top_k)
+    else:
+        # How many values lie in each bin below the largest, and the weight of all.
+        counts = tl.zeros([bins], tl.int32)
+        total = tl.zeros([block], tl.int64)
+        for first in range(0, vocab, block):
+            at = first + lane
+            y = scaled(row_ptr, at, vocab, temperature) - shift
+            total += _weight(y, least, unit)
+            bin = tl.maximum(tl.minimum(-y * bins_a_nat, bins - 1.0).to(tl.int32), 0)
+            counts += tl.histogram(tl.where(at < vocab, bin, bins - 1), bins)
+        everything = tl.sum(total, 0)
+        # No more bins than the search is quick in. Every value of bin b weighs at least
+        # exp(-(b + 1) / bins_a_nat).
+        so_far = tl.cumsum(counts, 0)
+        surely = tl.cumsum(counts * tl.exp(-(tl.arange(0, bins) + 1.0) / bins_a_nat) * unit, 0)
+        share = (top_p * everything.to(tl.float64)).to(tl.float32)
+        short = tl.where(top_k < vocab, so_far < top_k, surely < share)
+        used_bins = tl.sum(((so_far <= most_kept) & (so_far >= 0)).to(tl.int32), 0)
+        used_bins = tl.minimum(used_bins, tl.sum(short.to(tl.int32), 0) + 1)
+        lowest = _key(used_bins.to(tl.float32) / -bins_a_nat) + 1
+    count = _put_together(row_ptr, kept_ptr, ids_ptr, count_ptr, vocab, temperature, shift, lowest, block)
 
     # Do the values that were put together decide? They hold every prefix of the order of at most `count`.
-    kept_weight = tl.sum(tl.zeros([block], tl.int64), 0)
-    for first in range(0, count, block):
-        kept_weight += tl.sum(_weight(_values(kept_ptr, first + lane, count), least, unit), 0)
     if top_k < vocab:
         enough = count >= top_k
     else:
+        kept_weight = tl.sum(tl.zeros([block], tl.int64), 0)
+        for first in range(0, count, block):
+            kept_weight += tl.sum(_weight(_values(kept_ptr, first + lane, count), least, unit), 0)
         enough = kept_weight >= tl.ceil(top_p * everything.to(tl.float64)).to(tl.int64)
     if not enough:
         tl.debug_barrier()  # all have read what is written over
-        count = _put_together(
-            row_ptr, kept_ptr, ids_ptr, vocab, temperature, shift, bins, bins, bins_a_nat, block
-        )
+        lowest = tl.full([], -2147483648, tl.int32)
+        count = _put_together(row_ptr, kept_ptr, ids_ptr, count_ptr, vocab, temperature, shift, lowest, block)
 
     # The weight of what top-k leaves.
     left = everything
@@ -254,6 +266,8 @@ def draw_filtered_rows(
     assert logits.stride(1) == 1
     kept = torch.empty(count, vocab, dtype=torch.float32, device=logits.device)
     ids = torch.empty(count, vocab, dtype=torch.int32, device=logits.device)
+    block = min(_BLOCK, max(32, triton.next_power_of_2(vocab)))
+    counts = torch.empty(count, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
     _draw[(count,)](
         logits,
@@ -267,13 +281,14 @@ def draw_filtered_rows(
         uniforms,
         kept,
         ids,
+        counts,
         tokens,
         vocab,
         unit,
         most_kept=_KEPT,
         bins=_BINS,
         bins_a_nat=_BINS_A_NAT,
-        block=min(_BLOCK, max(16, triton.next_power_of_2(vocab))),
-        num_warps=_WARPS,
+        block=block,
+        num_warps=min(_WARPS, block // 32),  # no lane twice, or it would count twice
     )
     return tokens
