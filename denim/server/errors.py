@@ -123,11 +123,11 @@ def install_error_handlers(app: FastAPI) -> None:
 
 def _refused(error: HTTPException) -> ApiError:
     """What the web framework itself refuses."""
-    allowed = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow")
     message = error.detail or HTTPStatus(error.status_code).phrase
     if error.status_code == 404:
         message = "there is nothing at this path; /docs lists what there is"
     elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "GET, HEAD")  # which files do not say of themselves
         message = f"this path does not take this method; it takes {allowed}"
     return ApiError(error.status_code, message, headers=error.headers)
 

@@ -276,6 +276,7 @@ def test_methods_and_paths_that_are_none(http: httpx.Client) -> None:
         response = http.request(method, path)
         assert (response.status_code, response.headers["allow"]) == (405, allowed)
         assert response.json()["error"]["message"].endswith(f"it takes {allowed}")
+    assert http.post("/assets/look.css").json()["error"]["message"].endswith("it takes GET, HEAD")
     error = http.get("/v1/nothing").json()["error"]
     assert error["type"] == "not_found_error"
     assert "/docs lists what there is" in error["message"]
