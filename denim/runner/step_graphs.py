@@ -1,6 +1,6 @@
 """Captured steps: one CUDA graph for each of a few shapes, from token ids to the largest logit of each row.
 
-Owns the graphs and the batches over static memory that they read. A step runs in the smallest shape that
+Owns the graphs. A step runs in the smallest shape that
 holds it; what a shape has beyond it is padding, for which layers read and write nothing. Steps that no shape
 holds run eagerly: long ones, whose kernels outlast their launches, and rare ones. Knows the model as a
 function of a `StepBatch`; must not know what a layer does.
@@ -15,29 +15,22 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from denim.layers.batch import StepBatch
 from denim.layers.paged_attention import PagedAttention, StepLimits
 from denim.memory.layout import PAGE
 from denim.memory.storage import Storage
 from denim.models.family import Model
-from denim.recurrence.chunk_table import ChunkTable, chunk_arrays
+from denim.runner.captured_batch import CapturedBatch
 from denim.runner.largest import largest
 from denim.runner.packing import HostStep, arrange
 from denim.runner.static_inputs import InputBuffers, StaticInputs, ints_of
 from denim.runner.step_shapes import StepShape, decode_shapes, prefill_shapes
 
 log = logging.getLogger("denim")
-
-# Chunks of a captured table beyond those of one sequence, for each span: it may end with a part of a chunk,
-# and states that are wanted inside it cut some more.
-_SPARE_CHUNKS = 3
 
 
 class GraphOutput(NamedTuple):
@@ -46,50 +39,6 @@ class GraphOutput(NamedTuple):
 
     logits: Tensor
     largest: Tensor
-
-
-@dataclass
-class CapturedBatch(StepBatch):
-    """A batch over static buffers. Its chunk tables are made once for each size, as the layers ask for them,
-    and filled before every replay. `staged`: where its inputs are written on the host."""
-
-    shape: StepShape = field(default_factory=lambda: StepShape(0))
-    staged: list[StaticInputs] = field(default_factory=list)
-    places: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    def chunks(self, size: int) -> ChunkTable:
-        if size not in self._chunk_tables:
-            places, slots, _ = self.chunk_arrays(size, [0] * (self.shape.spans + 1), [], [], [])
-            device = self.positions.device
-            self.places[size] = torch.from_numpy(places).to(device), torch.from_numpy(slots).to(device)
-            self._chunk_tables[size] = ChunkTable.from_flat(
-                *self.places[size], sequences=self.shape.spans, size=size, longest=self.most_chunks(size)
-            )
-        return self._chunk_tables[size]
-
-    def most_chunks(self, size: int) -> int:
-        return -(-self.shape.tokens // size) + _SPARE_CHUNKS * self.shape.spans
-
-    def chunk_arrays(
-        self,
-        size: int,
-        cu_seqlens: Sequence[int],
-        slot_in: Sequence[int],
-        slot_out: Sequence[int],
-        saves: Sequence[Sequence[tuple[int, int]]],
-    ) -> tuple[np.ndarray, np.ndarray, int]:
-        """The table's content for spans behind the decode rows, padded to the shape's spans."""
-        more = self.shape.spans - len(slot_in)
-        padding = [-1] * more
-        ends = [cu_seqlens[-1]] * (self.shape.spans + 1 - len(cu_seqlens))
-        return chunk_arrays(
-            [*cu_seqlens, *ends],
-            [*slot_in, *padding],
-            [*slot_out, *padding],
-            size,
-            [*saves, *([()] * more)],
-            self.most_chunks(size),
-        )
 
 
 class _Graph(NamedTuple):
@@ -154,56 +103,20 @@ class StepGraphs:
     def _fill(self, batch: CapturedBatch, step: HostStep, pending: Sequence[int] | None = None) -> bool:
         """Bring a step and padding to where the graph reads them, in transfers that nobody waits for. False
         when its chunks are more than the shape has room for."""
-        if batch.places and not self._fill_chunks(batch, step):
+        tables = batch.chunk_content(step)
+        if tables is None:
             return False
+        for target, array in tables:
+            target.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
         sent = self._inputs.send(batch.staged, batch.shape, step, pending)
         batch.kv_lengths, batch.page_offsets = sent.kv_lens.tolist(), sent.page_indptr.tolist()
         batch.cu_seqlens = sent.q_indptr.tolist()
         return True
 
-    def _fill_chunks(self, batch: CapturedBatch, step: HostStep) -> bool:
-        rows = step.decode
-        offsets = (step.cu_seqlens[rows:] - rows).tolist()
-        tables = {}
-        for size in batch.places:
-            places, slots, longest = batch.chunk_arrays(
-                size, offsets, step.slot_in[rows:], step.slot_out[rows:], step.saves[rows:]
-            )
-            if len(places) > len(batch.places[size][0]) or longest > batch.most_chunks(size):
-                return False
-            tables[size] = places, slots
-        for size, (places, slots) in tables.items():
-            for target, array in zip(batch.places[size], (places, slots), strict=True):
-                target.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
-        return True
-
     def _batch(self, shape: StepShape) -> tuple[CapturedBatch, StaticInputs]:
         """A batch over the static buffers, and all that lies in them."""
         inputs, staged = self._inputs.inputs(shape)
-        none = inputs.tokens[:0]
-        batch = CapturedBatch(
-            memory=self.storage,
-            positions=inputs.positions,
-            token_pages=inputs.token_pages,
-            token_offsets=inputs.positions,
-            page_ids=inputs.page_ids,
-            page_indptr=inputs.page_indptr,
-            kv_lens=inputs.kv_lens,
-            q_indptr=inputs.q_indptr,
-            decode_slots=inputs.decode_slots,
-            prefill_slots=none,
-            carried=none,
-            carried_slots=none,
-            cu_seqlens=[],
-            kv_lengths=[],
-            page_offsets=[],
-            slot_in=[],
-            slot_out=[],
-            pending=inputs.records if self.deferred else None,
-            shape=shape,
-            staged=staged,
-        )
-        return batch, inputs
+        return CapturedBatch.of(inputs, staged, shape, self.storage, deferred=self.deferred), inputs
 
     # Capture
 

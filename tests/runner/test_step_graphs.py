@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from denim.runner.captured_batch import CapturedBatch
 from denim.runner.packing import arrange
 from denim.runner.plan import Span
 from denim.runner.static_inputs import InputBuffers, StaticInputs, ints_of
-from denim.runner.step_graphs import CapturedBatch, StepGraphs
+from denim.runner.step_graphs import StepGraphs
 from denim.runner.step_shapes import StepShape
 
 PAGE = 4

@@ -1,0 +1,118 @@
+"""The batch that a captured step reads: tensors that stay where they are while their content changes.
+
+Owns the chunk tables of such a batch, which are as long for every step. Knows a shape and where its inputs
+lie; must not know graphs or what a layer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from denim.layers.batch import Memory, StepBatch
+from denim.recurrence.chunk_table import ChunkTable, chunk_arrays
+from denim.runner.packing import HostStep
+from denim.runner.static_inputs import StaticInputs
+from denim.runner.step_shapes import StepShape
+
+# Chunks of a table beyond those of one sequence, for each span: it may end with a part of a chunk, and states
+# that are wanted inside it cut some more.
+_SPARE_CHUNKS = 3
+
+
+@dataclass
+class CapturedBatch(StepBatch):
+    """`staged`: where its inputs are written on the host. Chunk tables are made once for each size, as the
+    layers ask for them, and filled before every replay."""
+
+    shape: StepShape = field(default_factory=lambda: StepShape(0))
+    staged: list[StaticInputs] = field(default_factory=list)
+    _places: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        inputs: StaticInputs,
+        staged: list[StaticInputs],
+        shape: StepShape,
+        memory: Memory,
+        *,
+        deferred: bool,
+    ) -> CapturedBatch:
+        """`deferred`: whether decode rows have rings of records."""
+        none = inputs.tokens[:0]
+        return cls(
+            memory=memory,
+            positions=inputs.positions,
+            token_pages=inputs.token_pages,
+            token_offsets=inputs.positions,
+            page_ids=inputs.page_ids,
+            page_indptr=inputs.page_indptr,
+            kv_lens=inputs.kv_lens,
+            q_indptr=inputs.q_indptr,
+            decode_slots=inputs.decode_slots,
+            prefill_slots=none,
+            carried=none,
+            carried_slots=none,
+            cu_seqlens=[],
+            kv_lengths=[],
+            page_offsets=[],
+            slot_in=[],
+            slot_out=[],
+            pending=inputs.records if deferred else None,
+            shape=shape,
+            staged=staged,
+        )
+
+    def chunks(self, size: int) -> ChunkTable:
+        if size not in self._chunk_tables:
+            places, slots, _ = self._arrays(size, [0] * (self.shape.spans + 1), [], [], [])
+            device = self.positions.device
+            self._places[size] = torch.from_numpy(places).to(device), torch.from_numpy(slots).to(device)
+            self._chunk_tables[size] = ChunkTable.from_flat(
+                *self._places[size], sequences=self.shape.spans, size=size, longest=self._most(size)
+            )
+        return self._chunk_tables[size]
+
+    def chunk_content(self, step: HostStep) -> list[tuple[Tensor, np.ndarray]] | None:
+        """For each tensor of the chunk tables what it holds in `step`; None when that is more than there is
+        room for."""
+        content: list[tuple[Tensor, np.ndarray]] = []
+        rows = step.decode
+        for size, targets in self._places.items():
+            offsets = (step.cu_seqlens[rows:] - rows).tolist()
+            places, slots, longest = self._arrays(
+                size, offsets, step.slot_in[rows:], step.slot_out[rows:], step.saves[rows:]
+            )
+            if len(places) > len(targets[0]) or longest > self._most(size):
+                return None
+            content += zip(targets, (places, slots), strict=True)
+        return content
+
+    def _most(self, size: int) -> int:
+        return -(-self.shape.tokens // size) + _SPARE_CHUNKS * self.shape.spans
+
+    def _arrays(
+        self,
+        size: int,
+        cu_seqlens: Sequence[int],
+        slot_in: Sequence[int],
+        slot_out: Sequence[int],
+        saves: Sequence[Sequence[tuple[int, int]]],
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """A table's content for spans behind the decode rows, padded to the shape's spans."""
+        more = self.shape.spans - len(slot_in)
+        padding = [-1] * more
+        ends = [cu_seqlens[-1]] * (self.shape.spans + 1 - len(cu_seqlens))
+        return chunk_arrays(
+            [*cu_seqlens, *ends],
+            [*slot_in, *padding],
+            [*slot_out, *padding],
+            size,
+            [*saves, *([()] * more)],
+            self._most(size),
+        )
