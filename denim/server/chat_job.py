@@ -55,7 +55,7 @@ async def chat_job(
     try:
         prompt = await engine.read_chat(conversation.messages, **conversation.template_options)
     except RequestError as error:
-        error.param = error.param or conversation.field
+        error.param = error.param or conversation.prompt_field
         raise
     text, template, tools = prompt.text or "", tokenizer.chat_template, conversation.tools
     form = reply_form(params.structured, tools, conversation.choice, template, text)
@@ -72,7 +72,7 @@ async def chat_job(
         priority=wishes.priority or 0,
         cache_salt=wishes.cache_salt,
         no_store=bool(wishes.no_store),
-        prompt_field=conversation.field,
+        prompt_field=conversation.prompt_field,
         form=form_field,
     )
     return ChatJob(job, new_parser, tokenizer.bytes_of)

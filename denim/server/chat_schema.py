@@ -50,14 +50,15 @@ class ContentPart(ApiModel):
 def arguments_object(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
     """Arguments of a call as templates iterate over them; nothing and blank text are no arguments. Raises
     PydanticCustomError."""
-    if isinstance(arguments, str) and arguments.strip():
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = "no JSON"
-        if not isinstance(arguments, dict):
-            raise PydanticCustomError("no_object", "arguments must be a JSON object, as text or as an object")
-    return arguments if isinstance(arguments, dict) else {}
+    if not isinstance(arguments, str):
+        return arguments or {}
+    try:
+        read = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(read, dict):
+        raise PydanticCustomError("no_object", "arguments must be a JSON object, as text or as an object")
+    return read
 
 
 class EarlierFunction(ApiModel):

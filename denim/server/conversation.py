@@ -40,13 +40,13 @@ MOST_MARKS = 16
 @dataclass(frozen=True)
 class Conversation:
     """What the template renders. `tools` are OpenAI's, called as `choice` says; `options` go to the template
-    by name. `field`: where the request has the messages."""
+    by name. `prompt_field`: where the request has the messages."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     choice: ToolChoice = FREE_CHOICE
-    field: str = "messages"
+    prompt_field: str = "messages"
 
     def __post_init__(self) -> None:
         """Raises ApiError for an option that is not for clients, and for too many marks."""
@@ -62,7 +62,7 @@ class Conversation:
             raise ApiError(
                 400,
                 f"the conversation has {marks} cache_control marks; at most {MOST_MARKS}",
-                param=self.field,
+                param=self.prompt_field,
             )
 
     @property
@@ -101,11 +101,13 @@ def prepared(
     tools: list[dict[str, Any]],
     options: Mapping[str, Any],
     choice: ToolChoice = FREE_CHOICE,
-    field: str = "messages",
+    prompt_field: str = "messages",
 ) -> Conversation:
     """The same from plain values. `cache_control` of a message or a part is a mark where it is true."""
-    rendered = [template_message(message, f"{field}.{place}") for place, message in enumerate(messages)]
-    return Conversation(_one_system(rendered), tools, dict(options), choice, field)
+    rendered = [
+        template_message(message, f"{prompt_field}.{place}") for place, message in enumerate(messages)
+    ]
+    return Conversation(_one_system(rendered), tools, dict(options), choice, prompt_field)
 
 
 def _one_system(messages: list[Message]) -> list[Message]:

@@ -36,7 +36,7 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
     named = body.tool_choice.name if isinstance(body.tool_choice, ResponsesNamedTool) else None
     choice = ToolChoice(body.tool_choice == "required", named, body.parallel_tool_calls is False)
     offered = [] if body.tool_choice == "none" else tools
-    return prepared(messages, offered, options, choice, field="input")
+    return prepared(messages, offered, options, choice, prompt_field="input")
 
 
 def _messages(items: Sequence[InputItem]) -> list[Message]:

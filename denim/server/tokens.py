@@ -93,9 +93,9 @@ async def chat_tokens(serving: Serving, chat: Conversation) -> list[int]:
         try:
             text = tokenizer.render_chat(messages, **chat.template_options)
         except RequestError as error:
-            error.param = chat.field
+            error.param = chat.prompt_field
             raise
-        return _encoded(tokenizer, text, False, chat.field)
+        return _encoded(tokenizer, text, False, chat.prompt_field)
 
     return await asyncio.to_thread(read)
 
