@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.tree import Tree
 
 from denim.cache.snapshot import FORM, children_by_node
@@ -129,7 +130,7 @@ def heading(found: dict[str, Any]) -> str:
     for name, tier in found.get("tiers", {}).items():
         used, total = size_text(tier["used_bytes"]), size_text(tier["total_bytes"])
         parts.append(f"{name}: {tier['checkpoints']:,} checkpoints in {used} of {total}")
-    parts += [f"[red]passed over: {name}[/]" for name in found.get("passed", ())]
+    parts += [f"[red]passed over: {escape(name)}[/]" for name in found.get("passed", ())]
     return "; ".join(parts)
 
 

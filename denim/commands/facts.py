@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 
@@ -14,5 +15,5 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for title, text in facts:
-        grid.add_row(title, text)
+        grid.add_row(title, escape(text))
     Console(highlight=False).print(grid)

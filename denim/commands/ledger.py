@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from denim.commands.configs import find_config
@@ -74,9 +75,9 @@ def summary(name: str, values: dict[str, Any]) -> list[str]:
         per_token += f", {size_text(values['mtp_kv_bytes_per_token'])} more when the MTP head drafts"
     state, conv = size_text(values["state_bytes"]), size_text(values["conv_bytes"])
     lines = [
-        f"[bold]{name}[/]: {pattern_text(values['layers'])} layers, {count_text(values['parameters'])} "
-        f"parameters, {size_text(values['weight_bytes'])} in {values['dtype']}; "
-        f"states in {values['state_dtype']}, KV in {values['kv_dtype']}",
+        f"[bold]{escape(name)}[/]: {pattern_text(values['layers'])} layers, "
+        f"{count_text(values['parameters'])} parameters, {size_text(values['weight_bytes'])} in "
+        f"{values['dtype']}; states in {values['state_dtype']}, KV in {values['kv_dtype']}",
         f"  a token     {per_token}",
         f"  a request   {size_text(values['bytes_per_request'])}: {state} of state, {conv} of convolution",
     ]

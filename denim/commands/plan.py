@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from denim.commands.configs import find_config
@@ -153,8 +154,9 @@ def summary(name: str, values: dict[str, Any], *, chosen: bool) -> list[str]:
     arena = values["arena_bytes"]
     weights = f"FP8 blocks and {values['dtype']}" if values["fp8_blocks"] else values["dtype"]
     lines = [
-        f"[bold]{name}[/]: {pattern_text(values['layers'])} layers, {count_text(values['parameters'])} "
-        f"parameters; weights in {weights}, KV in {values['kv_dtype']}, states in {values['state_dtype']}",
+        f"[bold]{escape(name)}[/]: {pattern_text(values['layers'])} layers, "
+        f"{count_text(values['parameters'])} parameters; weights in {weights}, "
+        f"KV in {values['kv_dtype']}, states in {values['state_dtype']}",
         f"  {device['name']:11} {size_text(device['memory_bytes'])}{each}: "
         f"{size_text(values['weight_bytes'])} of weights, "
         f"{size_text(values['working_bytes'])} of working memory, arena {size_text(arena)} "

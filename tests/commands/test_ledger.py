@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from denim.cli import app
 from denim.commands.ledger import parse_lengths, show_ledger
 from denim.errors import ConfigError
 from tests.spec.configs import qwen3_5_0_8b
@@ -80,3 +81,16 @@ def test_default_lengths_end_with_the_context(tmp_path: Path, capsys: pytest.Cap
 def test_lengths_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--lengths"):
         parse_lengths(text)
+
+
+@pytest.mark.parametrize("command", ["ledger", "plan", "inspect"])
+def test_a_name_is_shown_as_it_is(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not read as markup."""
+    place = tmp_path / "tuned [bold] [red]"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(qwen3_5_0_8b()))
+    monkeypatch.setenv("COLUMNS", "200")
+    app([command, str(place)], standalone_mode=False)
+    assert place.name in capsys.readouterr().out

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from denim.commands.bench.figures import first_token, per_token, whole_answer
@@ -40,9 +41,9 @@ def show(result: dict[str, Any]) -> None:
     if result["concurrency"]:
         arrivals += f", at most {result['concurrency']} in work"
     console.print(
-        f"[bold]{result['model']}[/] at {result['url']} ({result['endpoint']}): {result['completed']:,} of "
-        f"{result['requests']:,} requests in {result['seconds']:.1f} s; {arrivals}; prompts {work['prompts']}"
-        f", answers {work['outputs']}"
+        f"[bold]{escape(result['model'])}[/] at {escape(result['url'])} ({result['endpoint']}): "
+        f"{result['completed']:,} of {result['requests']:,} requests in {result['seconds']:.1f} s; "
+        f"{arrivals}; prompts {escape(work['prompts'])}, answers {escape(work['outputs'])}"
         + (f"; shared prefixes of {work['shared']:,} tokens: {work['prefixes']}" if work["shared"] else ""),
         soft_wrap=True,
     )
@@ -92,7 +93,7 @@ def sentences(result: dict[str, Any]) -> list[str]:
         )
     if result["output_tokens_are"] == "pieces":
         lines.append("the server counts no tokens: output is counted in pieces, prompts by words")
-    lines += [f"[red]{count:,} failed[/]: {error}" for error, count in result["errors"].items()]
+    lines += [f"[red]{count:,} failed[/]: {escape(error)}" for error, count in result["errors"].items()]
     return lines
 
 

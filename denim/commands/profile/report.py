@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from denim.commands.picture import need_folder, need_matplotlib, new_figure, write
@@ -69,8 +70,9 @@ def show_profile(
         return
     console = Console(highlight=False)
     console.print(
-        f"{result['model']} on {result['device']}: copies at {limits.bytes_per_second / 1e9:,.0f} GB/s, "
-        f"products at {limits.flops_per_second / 1e12:,.1f} TFLOP/s",
+        f"{escape(result['model'])} on {result['device']}: copies at "
+        f"{limits.bytes_per_second / 1e9:,.0f} GB/s, products at "
+        f"{limits.flops_per_second / 1e12:,.1f} TFLOP/s",
         soft_wrap=True,
     )
     for profile in profiles:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from denim.commands.verify.checks import CHECKS, Check
@@ -155,7 +156,7 @@ def show_verify(
 def print_report(report: dict[str, Any]) -> None:
     console = Console(highlight=False)
     console.print(
-        f"[bold]{report['model']}[/] on {report['device']}, {report['dtype']} weights,"
+        f"[bold]{escape(report['model'])}[/] on {report['device']}, {report['dtype']} weights,"
         f" {report['state_dtype']} states, seed {report['seed']}:"
         " every answer against the same prompt computed anew",
         soft_wrap=True,
@@ -163,7 +164,7 @@ def print_report(report: dict[str, Any]) -> None:
     console.print(_table(report["checks"]))
     for row in report["checks"]:
         for fault in row["faults"]:
-            console.print(f"[red]✗[/] {row['name']}: {fault}", soft_wrap=True, markup=True)
+            console.print(f"[red]✗[/] {row['name']}: {escape(fault)}", soft_wrap=True, markup=True)
     for line in report["advice"]:
         console.print(f"→ {line}", soft_wrap=True)
     if report["passed"]:

@@ -26,7 +26,7 @@ from starlette.routing import Route
 class Manner:
     """per_piece: tokens of a piece. pause: seconds before each. usage: "each", "last", or "none". refused:
     fields that give status 400. wire: bytes of a piece of the network; 0: as it comes. crlf: how lines end.
-    fail_after: pieces before an error event. seen: the bodies that came."""
+    fail_after: pieces before an error event, which says `words`. seen: the bodies that came."""
 
     per_piece: int = 1
     pause: float = 0.0
@@ -36,6 +36,7 @@ class Manner:
     crlf: bool = False
     done: bool = True
     fail_after: int | None = None
+    words: str = "the engine died"
     seen: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -78,7 +79,7 @@ async def _events(manner: Manner, body: dict[str, Any], chat: bool) -> AsyncIter
     for number, start in enumerate(range(0, tokens, manner.per_piece)):
         await asyncio.sleep(manner.pause)
         if number == manner.fail_after:
-            yield event({"error": {"message": "the engine died", "code": 500}})
+            yield event({"error": {"message": manner.words, "code": 500}})
             return
         done = min(tokens, start + manner.per_piece)
         text = "é\u2028 " * (done - start)

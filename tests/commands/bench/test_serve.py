@@ -203,6 +203,28 @@ def test_more_fields_of_each_request(capsys: pytest.CaptureFixture[str]) -> None
             parse_extra_body(text)
 
 
+def test_a_server_s_words_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not read as markup."""
+    manner = Manner(per_piece=4, fail_after=2, words="no end: [/INST] [red]")
+    with fake_server(manner) as url, pytest.raises(ConfigError, match="no request was completed"):
+        bench_serve(
+            url,
+            "[bold]",
+            wishes(),
+            chat=True,
+            key=None,
+            concurrency=None,
+            limits={},
+            percentiles=(50,),
+            extra_body={},
+            timeout=9.0,
+            out=None,
+            as_json=False,
+        )
+    shown = capsys.readouterr().out
+    assert "6 failed: no end: [/INST] [red]" in shown and shown.startswith("[bold] at http")
+
+
 def test_arrivals_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
     with fake_server(Manner(pause=0.02)) as url:
         result = bench(url, capsys, wishes(requests=8, rate=20.0))
