@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -154,3 +156,25 @@ def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigError, match=f"tokenizer in {tmp_path} cannot be read"):
         load_tokenizer(tmp_path)
+
+
+def test_a_long_text_does_not_hold_up_other_threads(tokenizer: Tokenizer) -> None:
+    text = "the thing and the thing. " * 20_000
+    turns = 0
+    done = threading.Event()
+
+    def turn() -> None:
+        nonlocal turns
+        while not done.wait(1e-4):
+            turns += 1
+
+    other = threading.Thread(target=turn)
+    other.start()
+    while not turns:
+        time.sleep(1e-3)
+    before = turns
+    tokenizer.encode(text)
+    during = turns - before
+    done.set()
+    other.join()
+    assert during > 10
