@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from denim.recurrence.chunk_table import ChunkTable
+from denim.recurrence.kernels import cuda_selective_scan
 from denim.recurrence.kernels import selective_scan_chunks as kernel
 from denim.recurrence.selective_scan import selective_scan_recurrent
 from tests.recurrence.kernels.slots import BOUND, DEVICE, DTYPES, check_close, check_slots, slots_of
@@ -17,28 +18,32 @@ EPS = 1e-5
 CU = [0, 1, 38, 38 + 33, 38 + 33 + 20]
 SLOT_IN, SLOT_OUT = [-1, 5, 7, -1], [3, 5, 2, 0]
 SAVES = [[], [(3, 8), (32, 9), (35, 10)], [(1, 11)], []]
+# Warps of a program of NVIDIA's kernel; None: the portable one.
+WARPS = [None, 4, 2] if DEVICE == "cuda" else [None]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("warps", WARPS)
 @pytest.mark.parametrize(
-    "channels, n, shares, norm, saves",
+    "channels, n, norm, saves",
     [
-        (20, 16, 1, "none", None),
-        (20, 16, 4, "weights", SAVES),
-        (10, 6, 2, "plain", SAVES),
+        (20, 16, "none", None),
+        (20, 16, "weights", SAVES),
+        (10, 6, "plain", SAVES),
+        (10, 3, "none", SAVES),
     ],
 )
 def test_equals_the_rule(
     monkeypatch: pytest.MonkeyPatch,
     channels: int,
     n: int,
-    shares: int,
     norm: str,
     saves: list | None,
+    warps: int | None,
     dtype: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(kernel, "MOST_SHARES", shares)
-    monkeypatch.setattr(kernel, "shares_of", lambda *_: shares)
+    monkeypatch.setattr(kernel, "on_nvidia", lambda device: warps is not None)
+    monkeypatch.setattr(cuda_selective_scan, "warps_of", lambda *_: warps)
     generator = torch.Generator().manual_seed(0)
     tokens = CU[-1]
     x, dt, z = torch.randn(3, tokens, channels, generator=generator).to(dtype)
@@ -87,11 +92,11 @@ def test_equals_the_rule(
     check_slots(state, list(left), list(left.values()), BOUND[torch.float32])
 
 
-def test_shares_fill_the_device() -> None:
-    def shares(sequences: int, channels: int, n: int) -> int:
+def test_threads_have_two_channels_where_programs_are_many() -> None:
+    def warps(sequences: int, dtype: torch.dtype) -> int:
         cu = [256 * i for i in range(sequences + 1)]
         table = ChunkTable.of(cu, [-1] * sequences, [0] * sequences, kernel.CHUNK_TOKENS, "cpu")
-        return kernel.shares_of(table, channels, n)
+        return cuda_selective_scan.warps_of(8192, table, dtype)
 
-    assert [shares(sequences, 8192, 16) for sequences in (1, 3, 16)] == [4, 2, 1]
-    assert shares(1, 16, 4) == 2
+    assert [warps(sequences, torch.bfloat16) for sequences in (1, 3, 4, 16)] == [4, 4, 2, 2]
+    assert warps(16, torch.float32) == 4
