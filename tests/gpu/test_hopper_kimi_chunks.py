@@ -8,8 +8,7 @@ from torch import Tensor
 
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.kernels.delta_pass import ChunkTerms
-from denim.recurrence.kernels.hopper_delta import suits
-from denim.recurrence.kernels.hopper_kimi_chunks import kimi_chunk_terms
+from denim.recurrence.kernels.hopper_kimi_chunks import kimi_chunk_terms, suits
 from denim.recurrence.kernels.kimi_delta_chunks import chunk_terms
 from tests.gpu.test_delta_prefill import CHUNK, DIM, SLOT_IN, SLOT_OUT, Case, error
 
@@ -29,7 +28,7 @@ def both(case: Case, floor: float | None) -> tuple[ChunkTerms, ChunkTerms, Tenso
     """(Hopper's, the portable ones, which tokens of the chunks there are, [M, C])."""
     saves = [[(100, 6), (1024, 3)], [], [(70, 7)]]  # so that chunks are of every length
     table = ChunkTable.of(case.offsets, SLOT_IN, SLOT_OUT, CHUNK, "cuda", saves)
-    assert suits(case.rows, table, case.state)
+    assert suits(case.rows, case.gate, table, case.state)
     inputs = (case.rows, case.b, case.gate, case.a_log, case.bias, table, HEADS, floor, DIM**-0.5)
     live = torch.arange(CHUNK, device="cuda") < table.chunks[:, 2:]
     return kimi_chunk_terms(*inputs), chunk_terms(*inputs), live
@@ -40,7 +39,7 @@ def both(case: Case, floor: float | None) -> tuple[ChunkTerms, ChunkTerms, Tenso
 @pytest.mark.parametrize("decay", [1e-3, 0.3, 30.0], ids=["weak", "middling", "strong"])
 def test_gives_what_the_portable_kernels_give(decay: float, floor: float | None, dtype: torch.dtype) -> None:
     case = Case(HEADS, HEADS, decay, vector=True)
-    case.rows = case.rows.to(dtype)
+    case.rows, case.gate = case.rows.to(dtype), case.gate.to(dtype)
     case.rows = torch.cat((case.rows, torch.full_like(case.rows[:64], torch.nan)))  # behind the last token
     hopper, portable, live = both(case, floor)
     for name in ("solve", "scores", "keys", "queries", "later"):

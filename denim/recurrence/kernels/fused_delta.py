@@ -115,17 +115,24 @@ def norm_stored(
     partial_ptr,
     gate_ptr,
     scale_ptr,
+    heads: tl.constexpr,
     dim: tl.constexpr,
     padded: tl.constexpr,
     eps,
     sigmoid: tl.constexpr,
 ):
-    """`gated_norm` of a head's output, whose parts several programs stored in `partial` [d_v] fp32."""
+    """`gated_norm` of the outputs of `heads` heads, parts of which several programs stored in `partial`
+    [heads, d_v] fp32. All are asked for before the first is stored, which waits for them."""
     at = tl.arange(0, padded)
     mask = at < dim
-    # Not through the first level of cache, which other programs' stores do not reach.
-    o = tl.load(partial_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
     scale = load(scale_ptr + at, mask)
-    gate = load(gate_ptr + at, mask).to(tl.float32)
-    y = gated_norm(o, scale, gate, dim, eps, sigmoid)
-    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
+    outputs = ()
+    gates = ()
+    for i in tl.static_range(heads):
+        # Not through the first level of cache, which other programs' stores do not reach.
+        o = tl.load(partial_ptr + i * dim + at, mask=mask, other=0.0, cache_modifier=".cg")
+        outputs = outputs + (o,)  # noqa: RUF005 (Triton knows no other way)
+        gates = gates + (load(gate_ptr + i * dim + at, mask).to(tl.float32),)  # noqa: RUF005
+    for i in tl.static_range(heads):
+        y = gated_norm(outputs[i], scale, gates[i], dim, eps, sigmoid)
+        tl.store(out_ptr + i * dim + at, y.to(out_ptr.dtype.element_ty), mask=mask)

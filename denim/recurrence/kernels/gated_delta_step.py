@@ -3,7 +3,7 @@
 Fuses the short convolution with SiLU, the normalisation of q and k, the gates, the gated delta rule on the
 state in its arena slot, and the gated norm. The state is read once and written once, or only read where
 writes are deferred (`denim.recurrence.deferred`); everything else that moves is a few KiB a row. How several
-programs share a key head: `fused_delta`.
+programs share a key head: `fused_delta`. On Hopper `hopper_delta_step` takes what suits it.
 
 Offsets into slots are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
 """
@@ -39,6 +39,7 @@ from denim.recurrence.kernels.fused_delta import (
     store_window,
     tiling_of,
 )
+from denim.recurrence.kernels.hopper import on_hopper
 from denim.recurrence.kernels.overlap import launch_options, overlaps
 from denim.recurrence.kernels.update_ring import (
     faded,
@@ -211,12 +212,14 @@ def _step(
         store_window(window, q_columns, q_channels, channels, width, k_mask)
         store_window(window, k_columns, k_channels, channels, width, k_mask)
     elif arrive(arrivals_ptr + row * key_heads + head, readers):
-        for i in tl.static_range(group):
-            at = (head * group + i) * value_dim
-            gate = x_ptr + channels + at
-            norm_stored(
-                out_row + at, partial_row + at, gate, norm_ptr, value_dim, padded_value_dim, norm_eps, False
-            )
+        at = head * group * value_dim
+        gates = x_ptr + channels + at
+        # fmt: off
+        norm_stored(
+            out_row + at, partial_row + at, gates, norm_ptr, group, value_dim, padded_value_dim, norm_eps,
+            False,
+        )
+        # fmt: on
         store_window(window, q_columns, q_channels, channels, width, k_mask)
         store_window(window, k_columns, k_channels, channels, width, k_mask)
 
@@ -257,6 +260,17 @@ def gated_delta_step_fused(
     assert arrivals.is_contiguous() and conv_taps.is_contiguous()
     group = value_heads // key_heads
     recording = ring is not None
+    if not recording and tiling is None and on_hopper(state.device):
+        from denim.recurrence.kernels.hopper_delta_step import hopper_delta_step, suits
+
+        if suits(state, rows, key_heads):
+            values = value_heads * value_dim
+            z, b, a = projected[:, window.shape[2] :].split((values, value_heads, value_heads), dim=1)
+            weights = (conv_taps, a_log, dt_bias, norm_scale, norm_eps)
+            places = (slots, window, state, key_heads)
+            return hopper_delta_step(
+                projected, z, b, a, *weights, *places, vector_decay=False, beta_limit=beta_limit
+            )
     if tiling is None:
         whole = WHOLE if recording else WHOLE_WRITTEN
         tiling = tiling_of(rows * value_heads, value_dim, recording=recording, whole=whole)

@@ -10,6 +10,9 @@ middle and e^{T - P} before it: no exponent is above 0, but for a rounding of T 
 with all gives the pairs of a level, the rest is left out. P and T of the next level come from a sum over the
 two halves: inside a warp up to blocks of 16 tokens, by way of shared memory for the last two levels.
 
+Up to blocks of 16 tokens a warp multiplies its own block from registers. Of the last two levels all rows meet
+the keys of half of the tokens, those that lie before a middle; what is no pair is left out at the end.
+
 A part of the channels goes at a time, so that sums and products stay in registers. On their way to the tensor
 cores, which add over channels in any order, channels are renamed: so a thread may load and store 8 of them
 side by side, and nothing passes between threads.
@@ -22,6 +25,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
     fence_async_shared,
     mma_v2,
     tma,
@@ -31,6 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.decay import MIN_LOG_DECAY
+from denim.recurrence.kernels import hopper_delta
 from denim.recurrence.kernels.delta_pass import ChunkTerms
 from denim.recurrence.kernels.delta_walk import TABLE
 from denim.recurrence.kernels.hopper_delta_chunks import DIM, LINEAR, LOG2_E
@@ -50,7 +55,9 @@ from denim.recurrence.kernels.hopper_triangular import (
     where_equal,
 )
 
-PART = gl.constexpr(32)  # channels at a time
+PART, PARTS = gl.constexpr(32), gl.constexpr(4)  # channels at a time, and how often
+# Of [64, 32], as wgmma leaves it.
+HALF = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
 # Below it log(1 + e) is nearer by its series than by the logarithm of a sum that has lost so much of e.
 SERIES = gl.constexpr(0.015625)
 
@@ -99,6 +106,27 @@ def _faded(k, q, exponent):
     return keys, _renamed((q.to(gl.float32) * factor).to(k.dtype))
 
 
+@gluon.jit
+def _side_by_side(a, b, count: gl.constexpr):
+    """[a | b], `count` columns."""
+    return gl.reshape(gl.permute(gl.join(a, b), (0, 2, 1)), [SIZE, count])
+
+
+@gluon.jit
+def _assembled(beside, across):
+    """The pairs of the last two levels [64, 64], zeros elsewhere. beside: [64, 32], of all tokens with those
+    of blocks 0 and 2, for level 4; across: of all with those of blocks 0 and 1, for level 5."""
+    first, third = gl.split(gl.permute(gl.reshape(beside, [SIZE, 2, BLOCK]), (0, 2, 1)))
+    narrow: gl.constexpr = first.type.layout
+    block = (gl.arange(0, SIZE, layout=gl.SliceLayout(1, narrow)) // BLOCK)[:, None]
+    none = gl.zeros([SIZE, BLOCK], gl.float32, layout=narrow)
+    left = gl.convert_layout(_side_by_side(gl.where(block == 1, first, 0.0), none, SIZE // 2), HALF)
+    right = gl.convert_layout(_side_by_side(gl.where(block == 3, third, 0.0), none, SIZE // 2), HALF)
+    block = (gl.arange(0, SIZE, layout=gl.SliceLayout(1, HALF)) // BLOCK)[:, None]
+    left = gl.where(block > 1, across, left)
+    return gl.convert_layout(_side_by_side(left, right, SIZE), SQUARE)
+
+
 @gluon.jit(do_not_specialize_on_alignment=TABLE)
 def _chunk_matrices(
     rows_ptr,
@@ -134,7 +162,7 @@ def _chunk_matrices(
     dtype: gl.constexpr = rows_ptr.dtype.element_ty
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    left: gl.constexpr = gl.DotOperandLayout(0, SQUARE, 2)
+    left: gl.constexpr = gl.DotOperandLayout(0, HALF, 2)
     line: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # every warp has all tokens
     # 8 channels side by side for a thread, of the tokens that the products want of it.
     wide: gl.constexpr = gl.DistributedLinearLayout(
@@ -146,35 +174,44 @@ def _chunk_matrices(
     )
     along: gl.constexpr = gl.SliceLayout(0, wide)
     narrow: gl.constexpr = gl.NVMMASharedLayout(PART * 2, 16, 2)
+    staged = gl.allocate_shared_memory(
+        dtype, [3 * PARTS, SIZE, PART], gl.SwizzledSharedLayout(8, 1, 1, [1, 0])
+    )
     tiles = gl.allocate_shared_memory(dtype, [2, SIZE, PART], narrow)
     made = gl.allocate_shared_memory(dtype, [2, SIZE, SIZE], shared)
     work = gl.allocate_shared_memory(gl.float16, [2, SIZE, SIZE], shared)
-    totals = gl.allocate_shared_memory(gl.float32, [DIM // PART, BLOCKS, PART], flat)
+    totals = gl.allocate_shared_memory(gl.float32, [PARTS, BLOCKS, PART], flat)
     line_of: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    blocks = totals._reinterpret(gl.float32, [DIM // PART * BLOCKS, PART], line_of)
+    blocks = totals._reinterpret(gl.float32, [PARTS * BLOCKS, PART], line_of)
 
     token = gl.arange(0, SIZE, layout=gl.SliceLayout(1, wide))[:, None]
     lane = gl.arange(0, PART, layout=gl.SliceLayout(0, wide))[None, :]
-    row = gl.arange(0, SIZE, layout=gl.SliceLayout(1, SQUARE))[:, None]
-    column = gl.arange(0, SIZE, layout=gl.SliceLayout(0, SQUARE))[None, :]
-    row_block = row // BLOCK
-    column_block = column // BLOCK
     near_row, near_column = near_places()
-    zero = gl.zeros([SIZE, SIZE], gl.float32, layout=SQUARE)
     rate = gl.exp(gl.load(a_log_ptr + head))
     # Of the diagonal blocks of 16 tokens: keys with keys, and queries with keys.
     near = gl.zeros([BLOCKS, BLOCK, BLOCK], gl.float32, layout=NEAR)
     near_scores = gl.zeros([BLOCKS, BLOCK, BLOCK], gl.float32, layout=NEAR)
-    # Of the others: queries with keys below the diagonal, keys with keys above.
-    far = gl.zeros([SIZE, SIZE], gl.float32, layout=SQUARE)
+    # Of the others, see `_assembled`.
+    beside_keys = gl.zeros([SIZE, SIZE // 2], gl.float32, layout=HALF)
+    beside_scores = gl.zeros([SIZE, SIZE // 2], gl.float32, layout=HALF)
+    across_keys = gl.zeros([SIZE, SIZE // 2], gl.float32, layout=HALF)
+    across_scores = gl.zeros([SIZE, SIZE // 2], gl.float32, layout=HALF)
     own = gl.zeros([SIZE], gl.float32, layout=gl.SliceLayout(1, wide))
     live = (token < count) & (lane >= 0)
-    for part in range(DIM // PART):
+    for part in gl.static_range(PARTS):
         channel = head * DIM + part * PART + lane
         source = rows_ptr + first * row_stride + (token * row_stride + channel)
-        f = gl.load(f_ptr + first * f_stride + (token * f_stride + channel), mask=live, other=0.0)
-        k = gl.load(source + heads * DIM, mask=live, other=0.0)
-        q = gl.load(source, mask=live, other=0.0)
+        at = f_ptr + first * f_stride + (token * f_stride + channel)
+        async_copy.async_copy_global_to_shared(staged.index(part), at, mask=live)
+        async_copy.async_copy_global_to_shared(staged.index(PARTS + part), source + heads * DIM, mask=live)
+        async_copy.async_copy_global_to_shared(staged.index(2 * PARTS + part), source, mask=live)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    for part in range(PARTS):
+        channel = head * DIM + part * PART + lane
+        f = staged.index(part).load(wide)
+        k = staged.index(PARTS + part).load(wide)
+        q = staged.index(2 * PARTS + part).load(wide)
         f = f.to(gl.float32) + gl.load(dt_bias_ptr + channel)
         log_decay = gl.where(live, _log_decay(f, rate, floor, least), 0.0)
         own += gl.sum(q.to(gl.float32) * k.to(gl.float32), 1)
@@ -185,7 +222,7 @@ def _chunk_matrices(
                 behind = ((token >> level) & 1) == 1
                 exponent = gl.where(behind, through, total - through)
                 pairs = _over_pairs(total, level, wide)
-                through += gl.where(behind, pairs - total, 0.0)
+                through += behind.to(gl.float32) * (pairs - total)
                 total = pairs
             elif level == 4:
                 behind = ((token >> 4) & 1) == 1
@@ -212,18 +249,24 @@ def _chunk_matrices(
                 near_scores += where_equal((near_row >> level) ^ 1, near_column >> level, qk)
             else:
                 tile = tiles.index(level % 2)
-                tile.store(gl.convert_layout(keys, left))
+                if level == 4:  # even blocks first
+                    evens = gl.permute(gl.reshape(keys, [2, 2, BLOCK, PART]), (1, 0, 2, 3))
+                    tile.store(gl.reshape(evens, [SIZE, PART]))
+                else:
+                    tile.store(keys)
                 fence_async_shared()
                 barrier()
-                apart = ((row_block >> (level - 4)) ^ 1) == (column_block >> (level - 4))
-                all_keys = tile.permute((1, 0))
-                kk = warpgroup_mma(tile, all_keys, zero, use_acc=False, is_async=True)
-                kk = warpgroup_mma_wait(0, deps=(kk,))
-                far += gl.where(apart & (row_block < column_block), kk, 0.0)
+                others = tile.slice(0, SIZE // 2).permute((1, 0))
+                keys = gl.convert_layout(keys, left)
                 queries = gl.convert_layout(queries, left)
-                qk = warpgroup_mma(queries, all_keys, zero, use_acc=False, is_async=True)
-                qk = warpgroup_mma_wait(0, deps=(qk,))
-                far += gl.where(apart & (row_block > column_block), qk, 0.0)
+                if level == 4:
+                    beside_keys = warpgroup_mma(keys, others, beside_keys, is_async=True)
+                    beside_scores = warpgroup_mma(queries, others, beside_scores, is_async=True)
+                    beside_keys, beside_scores = warpgroup_mma_wait(0, deps=(beside_keys, beside_scores))
+                else:
+                    across_keys = warpgroup_mma(keys, others, across_keys, is_async=True)
+                    across_scores = warpgroup_mma(queries, others, across_scores, is_async=True)
+                    across_keys, across_scores = warpgroup_mma_wait(0, deps=(across_keys, across_scores))
         end = t0 + t1 + t2 + t3
         since = gl.exp2(through)
         until = gl.exp2(gl.minimum(end - through, 0.0))
@@ -236,7 +279,7 @@ def _chunk_matrices(
 
     own = gl.convert_layout(gl.reshape(own, [BLOCKS, BLOCK]), gl.SliceLayout(2, NEAR))[:, :, None]
     near_scores = gl.where(near_row == near_column, own, gl.where(near_row > near_column, near_scores, 0.0))
-    scores = gl.where(row_block > column_block, far, 0.0) + on_diagonal(near_scores)
+    scores = _assembled(beside_scores, across_scores) + on_diagonal(near_scores)
     scores *= scale
     n = gl.arange(0, SIZE, layout=line)
     there = n < count
@@ -244,8 +287,8 @@ def _chunk_matrices(
     beta = gl.where(there, 1.0 / (1.0 + gl.exp(-b)), 0.0)
     beta_column = gl.convert_layout(beta, gl.SliceLayout(0, SQUARE))
     made.index(0).store(scores.to(dtype))
-    upper = gl.where(row_block < column_block, -far * beta_column[None, :], 0.0)
-    work.index(0).permute((1, 0)).store(upper.to(gl.float16))
+    beta_row = gl.convert_layout(beta, gl.SliceLayout(1, SQUARE))
+    work.index(0).store((_assembled(beside_keys, across_keys) * -beta_row[:, None]).to(gl.float16))
     fence_async_shared()
     barrier()
     tma.async_copy_shared_to_global(scores_desc, [place * SIZE, 0], made.index(0))
@@ -255,6 +298,12 @@ def _chunk_matrices(
     barrier()
     tma.async_copy_shared_to_global(solve_desc, [place * SIZE, 0], made.index(1))
     tma.store_wait(0)
+
+
+def suits(rows: Tensor, f: Tensor, table: ChunkTable, state: Tensor) -> bool:
+    """Whether the kernel takes rows [T, channels], the decay's projection f [T, H · d_k] and these states."""
+    alike = f.dtype == rows.dtype and f.stride(0) % 8 == 0 and f.data_ptr() % 16 == 0
+    return alike and hopper_delta.suits(rows, table, state)
 
 
 def kimi_chunk_terms(
@@ -269,7 +318,7 @@ def kimi_chunk_terms(
     scale: float,
 ) -> ChunkTerms:
     """What `delta_pass` takes of KDA's chunks; arguments as of `kimi_delta_chunks.chunk_terms`, for calls
-    that `hopper_delta.suits`."""
+    that `suits`."""
     chunks = len(table.chunks)
     like = {"dtype": rows.dtype, "device": rows.device}
     solve, scores = torch.empty(2, chunks, heads, SIZE.value, SIZE.value, **like)

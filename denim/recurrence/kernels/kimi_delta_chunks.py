@@ -221,10 +221,9 @@ def kimi_delta_chunks(
     inputs = (rows, b, f, a_log, dt_bias, table, heads, decay_floor, scale)
     terms = None
     if on_hopper(rows.device):
-        from denim.recurrence.kernels.hopper_delta import suits
-        from denim.recurrence.kernels.hopper_kimi_chunks import kimi_chunk_terms
+        from denim.recurrence.kernels.hopper_kimi_chunks import kimi_chunk_terms, suits
 
-        if suits(rows, table, state):
+        if suits(rows, f, table, state):
             terms = kimi_chunk_terms(*inputs)
     if terms is None:
         terms = chunk_terms(*inputs)

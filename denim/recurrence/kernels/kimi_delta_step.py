@@ -3,7 +3,7 @@
 Fuses the short convolution with SiLU, the normalisation of q and k, the gates, the delta rule with a decay
 per key channel on the state in its arena slot, and the norm with its sigmoid gate. The state is read once and
 written once, or only read where writes are deferred (`denim.recurrence.deferred`). How several programs share
-a head: `fused_delta`.
+a head: `fused_delta`. On Hopper `hopper_delta_step` takes what suits it.
 
 Offsets into slots are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
 """
@@ -38,6 +38,7 @@ from denim.recurrence.kernels.fused_delta import (
     store_window,
     tiling_of,
 )
+from denim.recurrence.kernels.hopper import on_hopper
 from denim.recurrence.kernels.overlap import launch_options, overlaps
 from denim.recurrence.kernels.update_ring import (
     faded,
@@ -202,7 +203,9 @@ def _step(
         store_window(window, q_columns, q_channels, channels, width, k_mask)
         store_window(window, k_columns, k_channels, channels, width, k_mask)
     elif arrive(arrivals_ptr + row * heads + head, splits):
-        norm_stored(out_head, partial_head, gate_ptr, norm_ptr, value_dim, padded_value_dim, norm_eps, True)
+        norm_stored(
+            out_head, partial_head, gate_ptr, norm_ptr, 1, value_dim, padded_value_dim, norm_eps, True
+        )
         store_window(window, q_columns, q_channels, channels, width, k_mask)
         store_window(window, k_columns, k_channels, channels, width, k_mask)
 
@@ -248,6 +251,15 @@ def kimi_delta_step_fused(
     assert all(t.stride(1) == 1 for t in (qkv, b, f, g))
     assert window.stride(1) == window.shape[2] and state[0].is_contiguous()
     assert arrivals.is_contiguous() and conv_taps.is_contiguous()
+    if ring is None and tiling is None and on_hopper(state.device):
+        from denim.recurrence.kernels.hopper_delta_step import hopper_delta_step, suits
+
+        if suits(state, rows, heads):
+            weights = (conv_taps, a_log, dt_bias, norm_scale, norm_eps)
+            places = (slots, window, state, heads)
+            return hopper_delta_step(
+                qkv, g, b, f, *weights, *places, vector_decay=True, decay_floor=decay_floor
+            )
     tiling = tiling or tiling_of(rows * heads, value_dim, recording=ring is not None)
     splits = tiling.splits(value_dim)
     assert splits == 1 or rows <= len(arrivals)
