@@ -19,7 +19,7 @@ from denim.memory.layout import PAGE
 from denim.memory.storage import Storage
 from denim.models.family import Model
 from denim.recurrence.backend import TRITON, decode_backend
-from denim.runner.packing import HostStep, arrange, pack, sender
+from denim.runner.packing import HostStep, arrange, one_further, pack, sender
 from denim.runner.plan import NO_ROWS, DecodeRows, Span
 from denim.runner.step_graphs import GraphOutput, StepGraphs
 from denim.runner.step_shapes import MOST_PREFILL_SPANS
@@ -46,6 +46,7 @@ class Forward:
         self.page_size = storage.layout.page_size
         self.paged = storage.layout.has(PAGE)
         self._send = sender(device)
+        self._before: HostStep | None = None  # the step that was arranged last
         self.drawn = torch.zeros(limits.spans + MOST_PREFILL_SPANS, dtype=torch.int64, device=device)
         dtype = getattr(torch, model.spec.dtype)
         shapes = attention_shapes(model.spec)
@@ -81,7 +82,14 @@ class Forward:
     ) -> HostStep:
         """`rows` and spans as `replay` and `run` take them. rows_before: request id -> its row in `drawn`,
         for those with a token that the host does not know."""
-        return arrange(spans, rows_before or {}, page_size=self.page_size, paged=self.paged, rows=rows)
+        drawn = {} if rows_before is None else rows_before
+        step = None
+        if not spans and self._before is not None:
+            step = one_further(self._before, rows, drawn, page_size=self.page_size)
+        if step is None:
+            step = arrange(spans, drawn, page_size=self.page_size, paged=self.paged, rows=rows)
+        self._before = step
+        return step
 
     def replay(self, step: HostStep, pending: Sequence[int] | None = None) -> GraphOutput | None:
         """What the spans that draw a token draw from, by a captured graph; None when there is none for these

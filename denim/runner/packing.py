@@ -25,8 +25,9 @@ class HostStep(NamedTuple):
 
     Of each span: request_ids, starts, slot_in, slot_out, saves, states (how its token is drawn; None: none
     is). drawing: the spans that draw a token. unknown: whether each of those ends with a token that the host
-    does not know. scored: whether a report on a prompt is wanted.
-    Arrays: tokens, sources, positions, token_pages int64 [T]; a source is the token's row among those that
+    does not know. scored: whether a report on a prompt is wanted. given, rows_before: tokens and their rows
+    as they came; all_unknown: whether these are decode rows, none of whose tokens the host knows.
+    Arrays: tokens, sources, positions, token_pages int [T]; a source is the token's row among those that
     the last step drew, -1 where the token is given. token_pages is empty without pages. page_ids int32, all
     page tables one behind the other; page_offsets [N + 1], where they begin; kv_lengths [N]; cu_seqlens
     [N + 1], where the spans begin among the tokens.
@@ -36,6 +37,9 @@ class HostStep(NamedTuple):
     decode: int
     request_ids: Sequence[int]
     starts: Sequence[int]
+    given: Sequence[int]
+    rows_before: Mapping[int, int]
+    all_unknown: bool
     slot_in: Sequence[int]
     slot_out: Sequence[int]
     states: Sequence[Any]
@@ -139,6 +143,9 @@ def arrange(
         decode=decode,
         request_ids=request_ids,
         starts=begins,
+        given=given,
+        rows_before=rows_before,
+        all_unknown=decode == len(request_ids) == np.count_nonzero(unknown) > 0,
         slot_in=slot_in,
         slot_out=slot_out,
         states=states,
@@ -154,6 +161,40 @@ def arrange(
         page_offsets=page_offsets,
         kv_lengths=kv_lengths,
         cu_seqlens=cu_seqlens,
+    )
+
+
+def one_further(
+    before: HostStep, rows: DecodeRows, rows_before: Mapping[int, int], *, page_size: int
+) -> HostStep | None:
+    """What `arrange` makes of `rows` alone where they are those of the step before, one token further, which
+    the host does not know yet: nearly always, as steps overlap. What stays the same is the same object. None
+    where it is otherwise."""
+    same = (
+        rows.request_ids is before.request_ids
+        and rows.slots is before.slot_out
+        and rows_before is before.rows_before
+        and rows.tokens == before.given
+        and before.all_unknown
+    )
+    if not same:
+        return None
+    more = rows.starts[0] - before.starts[0]
+    kv_lengths, page_offsets = before.kv_lengths + more, before.page_offsets
+    page_ids = np.frombuffer(b"".join(rows.pages), dtype=np.int32)
+    token_pages = before.token_pages
+    if len(token_pages):  # the model has pages, and each row's token is in its last
+        if len(page_ids) != len(before.page_ids):
+            page_offsets = _offsets(-(-kv_lengths // page_size))
+        assert len(page_ids) == page_offsets[-1], "a table does not hold the pages of its tokens"
+        token_pages = page_ids[page_offsets[1:] - 1]
+    return before._replace(
+        starts=rows.starts,
+        positions=before.positions + more,
+        kv_lengths=kv_lengths,
+        token_pages=token_pages,
+        page_ids=page_ids,
+        page_offsets=page_offsets,
     )
 
 

@@ -63,6 +63,10 @@ class InputBuffers:
         self._buffer = torch.zeros(-(-ints // _SENT) * _SENT, dtype=torch.int32, device=device)
         self._staged = [(self._buffer.cpu().pin_memory(), torch.Event(device)) for _ in range(2)]
         self._turn = 0
+        # Of each turn the shape and the tokens that were written last: a step with the very same array of
+        # tokens has the same rows (`denim.runner.packing.one_further`).
+        self._held: list[StepShape | None] = [None, None]
+        self._tokens: list[np.ndarray | None] = [None, None]
         # Beginnings of the buffers by turn and length, kept as a slice costs as much as a transfer's start.
         self._parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
@@ -83,7 +87,9 @@ class InputBuffers:
         self._turn = 1 - self._turn
         buffer, sent = self._staged[self._turn]
         sent.synchronize()  # the copy before the last; only a host that is two steps ahead waits
-        _write(staged[self._turn], shape, step, pending)
+        same = self._held[self._turn] == shape and self._tokens[self._turn] is step.tokens
+        (_write_on if same else _write_all)(staged[self._turn], shape, step, pending)
+        self._held[self._turn], self._tokens[self._turn] = shape, step.tokens
         used = -(-(ints_of(shape) + len(step.page_ids)) // _SENT) * _SENT
         parts = self._parts.get((self._turn, used))
         if parts is None:
@@ -99,40 +105,57 @@ def ints_of(shape: StepShape) -> int:
     return 2 * _size(_wide_lengths(shape)) + _size(_narrow_lengths(shape))
 
 
-def _write(inputs: StaticInputs, shape: StepShape, step: HostStep, pending: Sequence[int] | None) -> None:
+def _write_all(inputs: StaticInputs, shape: StepShape, step: HostStep, pending: Sequence[int] | None) -> None:
+    """A step and the padding behind it."""
     rows, first = step.decode, shape.rows  # of the step; where the spans behind them begin
-    behind, tokens_behind = len(step.slot_out) - rows, len(step.tokens) - rows
-    for part, values, nothing in (
-        (inputs.tokens, step.tokens, 0),
-        (inputs.sources, step.sources, -1),
-        (inputs.positions, step.positions, 0),
-        (inputs.token_pages, step.token_pages, -1),
-        (inputs.kv_lens, step.kv_lengths, 0),
+    for part, nothing in (
+        (inputs.tokens, 0),
+        (inputs.sources, -1),
+        (inputs.positions, 0),
+        (inputs.token_pages, -1),
+        (inputs.decode_slots, -1),
+        (inputs.ends, 0),
+        (inputs.kv_lens, 0),
     ):
         part.fill(nothing)
-        if not len(values):
-            continue  # pages of a model that has none
-        part[:rows] = values[:rows]
-        if tokens_behind:
-            part[first : first + len(values) - rows] = values[rows:]
-    inputs.decode_slots.fill(-1)
+    _put(inputs.tokens, first, step.tokens, rows)
+    _put(inputs.sources, first, step.sources, rows)
     inputs.decode_slots[:rows] = step.slot_out[:rows]
+    inputs.q_indptr[:first] = np.arange(first)
+    _put_offsets(inputs.q_indptr[first:], step.cu_seqlens[rows:] + (first - rows))
+    if shape.spans:  # without them every row is drawn from
+        last = step.cu_seqlens[1:][step.drawing] - 1
+        last[np.asarray(step.drawing) >= rows] += first - rows
+        inputs.ends[: len(last)] = last
+    _write_on(inputs, shape, step, pending)
+
+
+def _write_on(inputs: StaticInputs, shape: StepShape, step: HostStep, pending: Sequence[int] | None) -> None:
+    """What differs from the step before where that had the same rows."""
+    rows, first = step.decode, shape.rows
+    _put(inputs.positions, first, step.positions, rows)
+    _put(inputs.kv_lens, first, step.kv_lengths, rows)
+    if len(step.token_pages):
+        _put(inputs.token_pages, first, step.token_pages, rows)
     if pending is not None:
         inputs.records[:rows] = pending
-
-    offsets, starts = step.page_offsets, step.cu_seqlens
-    for part, values in ((inputs.page_indptr, offsets), (inputs.q_indptr, starts + (first - rows))):
-        part[rows:first] = values[rows]
-        part[first : first + behind + 1] = values[rows:]
-        part[first + behind + 1 :] = values[-1]
-        part[:rows] = values[:rows]
-    inputs.q_indptr[:first] = np.arange(first)
+    inputs.page_indptr[:rows] = step.page_offsets[:rows]
+    inputs.page_indptr[rows:first] = step.page_offsets[rows]
+    _put_offsets(inputs.page_indptr[first:], step.page_offsets[rows:])
     inputs.page_ids[: len(step.page_ids)] = step.page_ids
-    if shape.spans:  # without them every row is drawn from
-        last = starts[1:][step.drawing] - 1
-        last[np.asarray(step.drawing) >= rows] += first - rows
-        inputs.ends.fill(0)
-        inputs.ends[: len(last)] = last
+
+
+def _put(part: np.ndarray, first: int, values: np.ndarray, rows: int) -> None:
+    """Values of the decode rows at the beginning, those behind them from `first` on."""
+    part[:rows] = values[:rows]
+    if len(values) > rows:
+        part[first : first + len(values) - rows] = values[rows:]
+
+
+def _put_offsets(part: np.ndarray, values: np.ndarray) -> None:
+    """Offsets, and the last one once more for every span that is not there."""
+    part[: len(values)] = values
+    part[len(values) :] = values[-1]
 
 
 def _wide_lengths(shape: StepShape) -> list[int]:

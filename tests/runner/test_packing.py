@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from array import array
 
-from denim.runner.packing import HostStep, arrange
-from denim.runner.plan import Span
+import numpy as np
+import pytest
+
+from denim.runner.packing import HostStep, arrange, one_further
+from denim.runner.plan import NO_ROWS, DecodeRows, Span
 
 PAGE = 4
 DRAWS = object()
@@ -61,3 +64,53 @@ def test_a_report_on_a_prompt_is_seen() -> None:
 def test_nothing_to_run() -> None:
     step = arranged()
     assert step.decode == 0 and step.cu_seqlens.tolist() == [0] and not len(step.tokens)
+
+
+def rows_at(starts: list[int], paged: bool = True) -> DecodeRows:
+    """Rows of requests 5, 6, … with pages of their own for so many tokens and the next."""
+    count = len(starts)
+    pages = [array("i", range(100 * n, 100 * n + start // PAGE + 1)) for n, start in enumerate(starts)]
+    return DecodeRows(
+        request_ids=tuple(range(5, 5 + count)),
+        slots=tuple(range(40, 40 + count)),
+        pages=tuple(pages if paged else [array("i")] * count),
+        states=(DRAWS,) * count,
+        starts=starts,
+        tokens=[-1] * count,
+    )
+
+
+@pytest.mark.parametrize("paged", [True, False])
+def test_rows_one_token_further_are_as_if_arranged_anew(paged: bool) -> None:
+    first = rows_at([3, 9, 14], paged)
+    drawn = {5: 0, 6: 1, 7: 2}
+    step = arrange([], drawn, page_size=PAGE, paged=paged, rows=first)
+    for more in range(1, 2 * PAGE):
+        starts = [start + more for start in (3, 9, 14)]
+        rows = first._replace(starts=starts, tokens=[-1] * 3)
+        if paged:
+            for table, start in zip(rows.pages, starts, strict=True):
+                table.extend([900 + more] * (start // PAGE + 1 - len(table)))
+        before, step = step, one_further(step, rows, drawn, page_size=PAGE)
+        assert step is not None and step.tokens is before.tokens
+        anew = arrange([], drawn, page_size=PAGE, paged=paged, rows=rows)
+        for name, ours, theirs in zip(HostStep._fields, step, anew, strict=True):
+            assert np.array_equal(ours, theirs), (more, name)
+
+
+def test_rows_that_are_not_those_of_the_step_before() -> None:
+    first, drawn = rows_at([3, 9]), {5: 0, 6: 1}
+    step = arrange([], drawn, page_size=PAGE, paged=True, rows=first)
+    follow = first._replace(starts=[4, 10], tokens=[-1, -1])
+    assert one_further(step, follow, drawn, page_size=PAGE) is not None
+    for rows, before in (
+        (follow, {5: 0, 6: 1}),  # another step may have drawn them in between
+        (follow._replace(tokens=[-1, 8]), drawn),
+        (follow._replace(request_ids=(5, 7)), drawn),
+        (follow._replace(slots=(40, 50)), drawn),
+    ):
+        assert one_further(step, rows, before, page_size=PAGE) is None
+    known = arrange([], {}, page_size=PAGE, paged=True, rows=first._replace(tokens=[4, 4]))
+    assert one_further(known, follow._replace(tokens=[4, 4]), known.rows_before, page_size=PAGE) is None
+    nobody = arrange([], drawn, page_size=PAGE, paged=True)
+    assert one_further(nobody, NO_ROWS, drawn, page_size=PAGE) is None

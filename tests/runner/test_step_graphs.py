@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 import torch
 
 from denim.runner.captured_batch import CapturedBatch
-from denim.runner.packing import arrange
-from denim.runner.plan import Span
+from denim.runner.packing import arrange, one_further
+from denim.runner.plan import DecodeRows, Span
 from denim.runner.static_inputs import InputBuffers, StaticInputs, ints_of
 from denim.runner.step_graphs import StepGraphs
 from denim.runner.step_shapes import StepShape
@@ -80,6 +82,32 @@ def test_a_step_and_its_padding() -> None:
     assert batch.decode_slots.tolist() == [3, -1, -1]
     assert (table.chunks[:, 0] == -1).all() and table.slot_out.tolist() == [-1] * 3
     assert batch.kv_lens.tolist() == [5, 0, 0, 0, 0, 0]
+
+
+def test_what_a_step_with_the_same_rows_does_not_write_is_there() -> None:
+    graphs, batch, inputs = graphs_without_a_device(StepShape(rows=3))
+    drawn = {10: 0, 11: 1}
+    pages = array("i", [8, 9]), array("i", [7])
+    rows = DecodeRows((10, 11), (2, 3), pages, ("draws", "draws"), [5, 2], [-1, -1])
+    step = arrange([], drawn, page_size=PAGE, paged=True, rows=rows)
+    for more in range(1, 9):  # either of the host's buffers comes several times
+        assert graphs._fill(batch, step, [more % 3, 1])
+        seen = [part.tolist() for part in inputs]
+        fresh, other, fresh_inputs = graphs_without_a_device(StepShape(rows=3))
+        assert fresh._fill(other, step, [more % 3, 1])
+        length = len(step.page_ids)
+        for name, ours, theirs in zip(inputs._fields, seen, fresh_inputs, strict=True):
+            end = {"page_ids": length, "records": 2}.get(name)
+            assert ours[:end] == theirs.tolist()[:end], (more, name)
+        rows = rows._replace(starts=[5 + more, 2 + more], tokens=[-1, -1])
+        for table, start in zip(pages, rows.starts, strict=True):
+            table.extend([20 + more] * (start // PAGE + 1 - len(table)))
+        further = one_further(step, rows, drawn, page_size=PAGE)
+        assert further is not None
+        step = further
+    changed = rows._replace(slots=(6, 3))
+    assert graphs._fill(batch, arrange([], drawn, page_size=PAGE, paged=True, rows=changed), [0, 0])
+    assert inputs.decode_slots.tolist() == [6, 3, -1]
 
 
 def test_more_wanted_states_than_a_shape_has_chunks() -> None:
