@@ -57,22 +57,20 @@ def suits(state: Tensor, rows: int, key_heads: int) -> bool:
 
 @gluon.jit
 def _columns(
-    window_ptr,
-    window_stride,
-    taps_ptr,
-    unit,
-    i,
-    slot,
+    windows,
+    head,
     units,
-    section,
-    lane,
+    lanes,
     key_heads: gl.constexpr,
     group: gl.constexpr,
     width: gl.constexpr,
 ):
     """The window's columns for q, k and v of a value head, side by side, and the taps."""
+    window_ptr, window_stride, taps_ptr = windows
+    unit, i, slot = head
+    section, _ = lanes
     channels: gl.constexpr = (2 + group) * key_heads * DIM
-    at = _channels(unit, i, section, lane, key_heads, group)
+    at = _channels(unit, i, lanes, key_heads, group)
     mask = (section < 3) & (unit < units)
     window = window_ptr + slot * window_stride + at
     columns = ()
@@ -85,8 +83,9 @@ def _columns(
 
 
 @gluon.jit
-def _channels(unit, i, section, lane, key_heads: gl.constexpr, group: gl.constexpr):
+def _channels(unit, i, lanes, key_heads: gl.constexpr, group: gl.constexpr):
     """Of q, k and v (sections 0 to 2) of value head i of a key head, in [q | k | v]."""
+    section, lane = lanes
     head = unit % key_heads
     return gl.where(section < 2, section * key_heads + head, 2 * key_heads + head * group + i) * DIM + lane
 
@@ -97,6 +96,7 @@ def _token(
     unit,
     i,
     units,
+    lanes,
     places,
     key_heads: gl.constexpr,
     group: gl.constexpr,
@@ -104,11 +104,12 @@ def _token(
 ):
     """What the projections made of the token for a value head: q, k and v; the gate; b and a."""
     x_ptr, x_stride, z_ptr, z_stride, b_ptr, b_stride, a_ptr, a_stride = tensors
-    section, lane, whole, spread = places
+    section, _ = lanes
+    whole, spread = places
     row = (unit // key_heads).to(gl.int64)
     value_head = (unit % key_heads) * group + i
     there = unit < units
-    at = _channels(unit, i, section, lane, key_heads, group)
+    at = _channels(unit, i, lanes, key_heads, group)
     x = gl.load(x_ptr + row * x_stride + at, mask=(section < 3) & there, other=0.0)
     z = gl.load(z_ptr + row * z_stride + value_head * DIM + whole, mask=(whole >= 0) & there, other=0.0)
     b = gl.load(b_ptr + row * b_stride + value_head, mask=there, other=0.0)
@@ -182,28 +183,29 @@ def _step(
     whole = gl.arange(0, DIM, layout=in_warp)
     spread = gl.arange(0, DIM, layout=one_each)
     tensors = (x_ptr, x_stride, z_ptr, z_stride, b_ptr, b_stride, a_ptr, a_stride)
-    places = (section, lane, whole, spread)
+    windows = (window_ptr, window_stride, taps_ptr)
+    lanes = (section, lane)
+    places = (whole, spread)
 
     # The kernel before this one writes x, z, b and a: all else is asked for before that one has ended.
     unit = gl.program_id(0)
     unit, slot = live(unit, slot_of(unit, slots_ptr, units, key_heads), slots_ptr, units, key_heads)
     i = 0
-    bring(desc, ring, full, 0, unit, i, slot, units, between, key_heads, group, stages)
-    columns, taps = _columns(
-        window_ptr, window_stride, taps_ptr, unit, i, slot, units, section, lane, key_heads, group, width
-    )
+    bring(desc, ring, full, 0, (unit, i, slot), units, between, key_heads, group, stages)
+    columns, taps = _columns(windows, (unit, i, slot), units, lanes, key_heads, group, width)
     norm = gl.load(norm_ptr + whole)
     next_unit, next_i = behind(unit, i, group)
     next_slot = slot_of(next_unit, slots_ptr, units, key_heads)
     next_unit, next_slot = live(next_unit, next_slot, slots_ptr, units, key_heads)
     if stages > 2:
-        bring(desc, ring, full, 1, next_unit, next_i, next_slot, units, between, key_heads, group, stages)
+        second = (next_unit, next_i, next_slot)
+        bring(desc, ring, full, 1, second, units, between, key_heads, group, stages)
     third_unit, third_i = behind(next_unit, next_i, group)
     third_slot = slot_of(third_unit, slots_ptr, units, key_heads)
     third_unit, third_slot = live(third_unit, third_slot, slots_ptr, units, key_heads)
     tl_cuda.gdc_wait()
     tl_cuda.gdc_launch_dependents()
-    x, z, b, a = _token(tensors, unit, i, units, places, key_heads, group, vector_decay)
+    x, z, b, a = _token(tensors, unit, i, units, lanes, places, key_heads, group, vector_decay)
 
     count = 0
     while unit < units:
@@ -212,22 +214,10 @@ def _step(
         value_head = head * group + i
         far_unit, far_i = behind(third_unit, third_i, group)
         far_slot = slot_of(far_unit, slots_ptr, units, key_heads)
-        next_columns, next_taps = _columns(
-            window_ptr,
-            window_stride,
-            taps_ptr,
-            next_unit,
-            next_i,
-            next_slot,
-            units,
-            section,
-            lane,
-            key_heads,
-            group,
-            width,
-        )
+        next_head = (next_unit, next_i, next_slot)
+        next_columns, next_taps = _columns(windows, next_head, units, lanes, key_heads, group, width)
         next_x, next_z, next_b, next_a = _token(
-            tensors, next_unit, next_i, units, places, key_heads, group, vector_decay
+            tensors, next_unit, next_i, units, lanes, places, key_heads, group, vector_decay
         )
 
         acc = x.to(gl.float32) * taps[width - 1].to(gl.float32)
@@ -250,7 +240,7 @@ def _step(
         if vector_decay:
             decay_line.index(0).store(decay)
         # A thread has read what it overwrites. q and k are moved on for the last value head.
-        moved = window_ptr + slot * window_stride + _channels(unit, i, section, lane, key_heads, group)
+        moved = window_ptr + slot * window_stride + _channels(unit, i, lanes, key_heads, group)
         mask = (section == 2) | ((section < 2) & (i == group - 1))
         for j in gl.static_range(width - 1):
             if j < width - 2:
@@ -259,18 +249,11 @@ def _step(
                 gl.store(moved + j * channels, x, mask=mask)
         barrier()
         tma.store_wait(0)  # the state before this one has left the ring
-        # fmt: off
         if stages > 2:
-            bring(
-                desc, ring, full, count + 2, third_unit, third_i, third_slot, units, between, key_heads,
-                group, stages,
-            )
+            third = (third_unit, third_i, third_slot)
+            bring(desc, ring, full, count + 2, third, units, between, key_heads, group, stages)
         else:
-            bring(
-                desc, ring, full, count + 1, next_unit, next_i, next_slot, units, between, key_heads,
-                group, stages,
-            )
-        # fmt: on
+            bring(desc, ring, full, count + 1, next_head, units, between, key_heads, group, stages)
 
         q = by_parts.index(0).load(key)
         k = by_parts.index(1).load(key)
@@ -299,11 +282,7 @@ def _step(
             o = read_q * q_norm + u * (qk * q_norm * k_norm)
             read_out.index(0).slice(half * ROWS, ROWS).store(o)
             state = state * decay + gl.expand_dims(gl.expand_dims(u * k_norm, 1), 1) * k[None, :, :]
-            # fmt: off
-            give(
-                desc, ring, state, count, half, unit, i, slot, between, pieces, key_heads, group, stages,
-            )
-            # fmt: on
+            give(desc, ring, state, count, half, (unit, i, slot), between, pieces, key_heads, group, stages)
         o = read_out.index(0).load(in_warp)
         y = o * gl.rsqrt(gl.sum(o * o, 0) / DIM + norm_eps) * norm
         gate = z.to(gl.float32)

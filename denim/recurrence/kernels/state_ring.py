@@ -115,18 +115,17 @@ def bring(
     ring,
     full,
     count,
-    unit,
-    i,
-    slot,
+    head,
     units,
     between,
     key_heads: gl.constexpr,
     group: gl.constexpr,
     stages: gl.constexpr,
 ):
-    """Ask for the count-th state that this program takes. between: `slot_pieces`."""
-    there = unit < units
-    piece = _first_piece(unit, i, slot, between, key_heads, group)
+    """Ask for the count-th state that this program takes. head: (key head, counted through all rows, value
+    head of it, slot); between: `slot_pieces`."""
+    there = head[0] < units
+    piece = _first_piece(head, between, key_heads, group)
     for half in gl.static_range(HALVES):
         s = (count % stages) * HALVES + half
         mbarrier.expect(full.index(s), PIECES * PIECE * 4, pred=there)
@@ -135,7 +134,8 @@ def bring(
 
 
 @gluon.jit
-def _first_piece(unit, i, slot, between, key_heads: gl.constexpr, group: gl.constexpr):
+def _first_piece(head, between, key_heads: gl.constexpr, group: gl.constexpr):
+    unit, i, slot = head
     return (slot * between).to(gl.int32) + ((unit % key_heads) * group + i) * (PIECES * HALVES)
 
 
@@ -156,9 +156,7 @@ def give(
     state,
     count,
     half: gl.constexpr,
-    unit,
-    i,
-    slot,
+    head,
     between,
     pieces: gl.constexpr,
     key_heads: gl.constexpr,
@@ -170,5 +168,5 @@ def give(
     ring.index(s).store(gl.convert_layout(gl.reshape(state, [PIECES, PIECE]), pieces))
     fence_async_shared()
     barrier()
-    piece = _first_piece(unit, i, slot, between, key_heads, group) + half * PIECES
+    piece = _first_piece(head, between, key_heads, group) + half * PIECES
     tma.async_copy_shared_to_global(desc, [piece, 0], ring.index(s))
