@@ -1,9 +1,9 @@
 """States of a decode step on their way through shared memory, on Hopper: a ring that TMA fills and empties.
 
 Owns the ring and the order in which a program takes its heads. A program stays on its multiprocessor and
-takes one head after the other: TMA brings the states of the next two while one is computed, and takes each
-back to its slot, so that memory is waited for once, when a program begins. A program takes all value heads
-of a key head, one behind the other. Rows of padding are skipped.
+takes one head after the other: TMA brings the states of the next one or two while one is computed, and takes
+each back to its slot, so that memory is waited for once, when a program begins. A program takes all value
+heads of a key head, one behind the other. Rows of padding are skipped.
 
 For fp32 states of 128 x 128. A state lies in shared memory as it does in its slot, in pieces of 128 bytes, of
 which 8 threads read one at a time without a conflict. A thread holds the same 16 channels of some rows: a sum
@@ -13,7 +13,6 @@ over d_k takes three shuffles. Knows slots; must not know what is done with a st
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,16 +49,13 @@ def pieces_of(state: Tensor) -> TensorDescriptor:
     slots, heads = state.shape[:2]
     count = (slots - 1) * slot_pieces(state) + heads * HALVES.value * PIECES.value
     rows = state.as_strided((count, PIECE.value), (PIECE.value, 1))
-    return TensorDescriptor(rows, [*rows.shape], [*rows.stride()], [PIECES.value, PIECE.value], _tile())
+    tile = gl.NVMMASharedLayout(128, 32, 2)
+    return TensorDescriptor(rows, [*rows.shape], [*rows.stride()], [PIECES.value, PIECE.value], tile)
 
 
 def slot_pieces(state: Tensor) -> int:
     """From a slot to the next, in pieces."""
     return state.stride(0) // PIECE.value
-
-
-def _tile() -> Any:
-    return gl.NVMMASharedLayout(128, 32, 2)
 
 
 @cache
