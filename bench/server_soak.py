@@ -27,9 +27,10 @@ from bench.report import write
 from bench.served import HOST, Served
 
 MODEL = ["--device", "cpu", "--memory", "64MiB", "--max-model-len", "1024"]
-LEAVING = 0.37  # share of clients that do not mean to stay; one in ten has its answer before it leaves
-LONGEST_STAY = 1.5  # seconds after which it has left
-WARM = 600  # requests before the first look: buffers, code and allocators have grown to their size
+LEAVING = 0.44  # share of clients that do not mean to stay; one in four has its answer before it leaves
+# Requests before the first look, all of them answered: buffers, code and allocators have grown to their size,
+# and how long an answer takes is known, which is the longest that a leaving client stays.
+WARM = 600
 CALM = 10.0  # seconds in which everything must have come back
 QUARTERS = 4  # of the requests, with a look after each: what leaks grows from look to look
 # Memory may differ by so much: an allocator's holes come and go, and the largest requests that happen to meet
@@ -95,15 +96,18 @@ async def _answer(reader: asyncio.StreamReader) -> str:
     return "answered" if status == 200 and whole else f"status {status}"
 
 
-async def load(port: int, places: range, at_once: int, seed: int) -> Counter[str]:
-    """Send the requests `places`, so many at once; how they ended."""
+async def load(port: int, places: range, at_once: int, seed: int, longest_stay: float | None) -> Counter[str]:
+    """Send the requests `places`, so many at once; how they ended. Some clients leave within `longest_stay`
+    seconds; None: nobody leaves."""
     ends: Counter[str] = Counter()
     left = iter(places)
 
     async def client() -> None:
         for place in left:
             chance = random.Random(f"{seed}.{place}")
-            stay = chance.uniform(0, LONGEST_STAY) if chance.random() < LEAVING else None
+            stay = None
+            if longest_stay is not None and chance.random() < LEAVING:
+                stay = chance.uniform(0, longest_stay)
             ends[await ask(port, one_request(chance, place), stay)] += 1
 
     await asyncio.gather(*(client() for _ in range(at_once)))
@@ -146,7 +150,9 @@ def calm(served: Served, before: dict[str, float]) -> dict[str, float]:
 
 def soak(served: Served, requests: int, at_once: int, seed: int) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of the table, and what has not come back."""
-    asyncio.run(load(served.port, range(WARM), at_once, seed))
+    begin = time.monotonic()
+    warm = asyncio.run(load(served.port, range(WARM), at_once, seed, None))
+    answer_seconds = at_once * (time.monotonic() - begin) / WARM  # Little's law
     time.sleep(1)
     looks = {"before": look(served)}
     ends: Counter[str] = Counter()
@@ -154,14 +160,16 @@ def soak(served: Served, requests: int, at_once: int, seed: int) -> tuple[list[d
     for quarter in range(1, QUARTERS + 1):
         first, last = (requests * part // QUARTERS for part in (quarter - 1, quarter))
         begin = time.monotonic()
-        ends += asyncio.run(load(served.port, range(WARM + first, WARM + last), at_once, seed))
+        ends += asyncio.run(
+            load(served.port, range(WARM + first, WARM + last), at_once, seed, answer_seconds)
+        )
         seconds += time.monotonic() - begin
         looks[f"after {last}"] = calm(served, looks["before"])
     ended = ", ".join(f"{count} {end}" for end, count in ends.most_common())
     print(f"{requests} requests, {at_once} at once, in {seconds:.0f} s: {ended}\n")
     rows = [{"what": name, **{at: held[name] for at, held in looks.items()}} for name in looks["before"]]
     bad = changed(looks["before"], looks[f"after {requests}"])
-    return rows, bad + [end for end in ends if end not in ("answered", "aborted")]
+    return rows, bad + [end for end in warm | ends if end not in ("answered", "aborted")]
 
 
 def main() -> None:
