@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 
 @contextmanager
-def listening(app: FastAPI, http: Any = "auto") -> Iterator[str]:
+def listening(app: Starlette, http: Any = "auto") -> Iterator[str]:
     """Serve `app` in a thread of its own; its address. `http`: uvicorn's, the protocol of connections."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(

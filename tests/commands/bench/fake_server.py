@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+
+from tests.listening import listening
 
 
 @dataclass
@@ -103,16 +102,6 @@ async def _wire(events: AsyncIterator[str], manner: Manner) -> AsyncIterator[byt
             yield data[at : at + (manner.wire or len(data))]
 
 
-@contextmanager
-def fake_server(manner: Manner) -> Iterator[str]:
+def fake_server(manner: Manner) -> AbstractContextManager[str]:
     """Its address."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(application(manner), log_config=None, lifespan="off"))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-        listener.close()
+    return listening(application(manner))
