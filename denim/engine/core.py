@@ -14,6 +14,7 @@ from itertools import count
 from numbers import Integral
 from typing import Any
 
+from denim.cache.node import Tokens
 from denim.cache.prefix_cache import HasRoom, Namespace, PrefixCache
 from denim.cache.sizing import open_cache, why_never
 from denim.cache.snapshot import snapshot
@@ -213,7 +214,7 @@ class EngineCore:
             try:
                 for index in range(params.n):
                     reuse = self._reuse(read, cache)
-                    self._add_completion(in_flight, index, params, int(priority), family, reuse)
+                    self._add_completion(in_flight, read.ids, index, params, int(priority), family, reuse)
             except DenimError:
                 for id_ in in_flight.completions:
                     self.scheduler.abort(id_)
@@ -454,6 +455,7 @@ class EngineCore:
     def _add_completion(
         self,
         in_flight: InFlight,
+        prompt: Tokens,
         index: int,
         params: SamplingParams,
         priority: int,
@@ -462,12 +464,12 @@ class EngineCore:
     ) -> None:
         """Queue completion `index`; the first one also reports the prompt's log-probabilities."""
         output, ends = in_flight.output, self.defaults.end_token_ids
-        prompt = output.prompt_token_ids
         max_tokens = params.most_tokens(self.scheduler.config.max_model_len - len(prompt))
         constraint = None
         if params.structured is not None:
             constraint = self.grammars.constraint(params.structured, ending_ids(params, ends))
-        sampling = SamplingState(params, prompt, self.spec.vocab_size, ends, index, constraint)
+        seen, vocab = output.prompt_token_ids, self.spec.vocab_size
+        sampling = SamplingState(params, seen, vocab, ends, index, constraint)
         completion = Completion(output, index, params, sampling, max_tokens, ends, self.tokenizer)
         scored = params.prompt_logprobs if index == 0 else None
         id_ = next(self._ids)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from denim.cache.boundaries import ChatText, chat_boundaries, marked_positions
+from denim.cache.node import Tokens, as_tokens
 from denim.engine.changing_lines import ChangingLines
 from denim.engine.facts import EngineFacts
 from denim.engine.tokenizer import Message, Tokenizer, need_tokenizer
@@ -23,11 +26,13 @@ class PromptTooLongError(RequestError):
 
 
 class ReadPrompt(NamedTuple):
-    """A prompt that was checked. `text` is None where it came as token ids. `boundaries`: positions that the
-    chat template names for the prefix cache; `marks`: those that messages ask for themselves."""
+    """A prompt that was checked. `text` is None where it came as token ids. `ids`: `tokens` in the form of
+    the scheduler and the cache. `boundaries`: positions that the chat template names for the prefix cache;
+    `marks`: those that messages ask for themselves."""
 
     text: str | None
     tokens: list[int]
+    ids: Tokens
     boundaries: Sequence[int] = ()
     marks: Sequence[int] = ()
 
@@ -47,9 +52,10 @@ class PromptReader:
         if isinstance(prompt, str):
             tokenizer = need_tokenizer(self._tokenizer, "A text prompt")
             self._refuse_hopeless(prompt, tokenizer)
-            read = ReadPrompt(prompt, tokenizer.encode(prompt))
+            tokens = tokenizer.encode(prompt)
+            read = ReadPrompt(prompt, tokens, as_tokens(tokens))
         else:
-            read = ReadPrompt(None, self._checked_ids(prompt))
+            read = ReadPrompt(None, *self._checked_ids(prompt))
         if not read.tokens:
             raise RequestError("the prompt is empty; give at least one token")
         if len(read.tokens) >= self._longest:
@@ -91,17 +97,23 @@ class PromptReader:
             f" {self._longest - 1} tokens; shorten it or raise max_model_len"
         )
 
-    def _checked_ids(self, prompt: Sequence[int]) -> list[int]:
+    def _checked_ids(self, prompt: Sequence[int]) -> tuple[list[int], Tokens]:
         tokens = _exact_ids(prompt)
         if tokens is None:
             raise RequestError(f"a prompt is a string or a list of token ids, not {_short(prompt)}")
-        if tokens and (min(tokens) < 0 or max(tokens) >= self._vocab_size):
+        try:
+            ids = as_tokens(tokens)
+            # Read as unsigned, a negative id is larger than every vocabulary.
+            inside = not tokens or np.frombuffer(ids, dtype=np.uint32).max() < self._vocab_size
+        except OverflowError:
+            inside = False
+        if not inside:
             outside = ((i, token) for i, token in enumerate(tokens) if not 0 <= token < self._vocab_size)
             place, token = next(outside)
             raise RequestError(
                 f"token id {token} at position {place} is outside the vocabulary of {self._vocab_size} tokens"
             )
-        return tokens
+        return tokens, ids
 
 
 def _exact_ids(prompt: Sequence[int]) -> list[int] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +24,9 @@ class HostStep(NamedTuple):
 
     Of each span: request_ids, starts, slot_in, slot_out, saves, states (how its token is drawn; None: none
     is). drawing: the spans that draw a token. unknown: whether each of those ends with a token that the host
-    does not know. scored: whether a report on a prompt is wanted. given, rows_before: tokens and their rows
-    as they came; all_unknown: whether these are decode rows, none of whose tokens the host knows.
+    does not know. scored: whether a report on a prompt is wanted. given, rows_before: the decode
+    rows' tokens and their rows as they came; all_unknown: whether there are no others, and the host knows
+    none of their tokens.
     Arrays: tokens, sources, positions, token_pages int [T]; a source is the token's row among those that
     the last step drew, -1 where the token is given. token_pages is empty without pages. page_ids int32, all
     page tables one behind the other; page_offsets [N + 1], where they begin; kv_lengths [N]; cu_seqlens
@@ -105,7 +105,7 @@ def arrange(
         slot_in, slot_out = slot_in + columns.slot_in, slot_out + columns.slot_out
         states, saves = states + columns.sampling, saves + columns.saves
         lengths[decode:] = list(map(len, columns.tokens))
-        begins, given = [*begins, *columns.start], [*given, *chain.from_iterable(columns.tokens)]
+        begins = [*begins, *columns.start]
         drawing += [row for row, state in enumerate(columns.sampling, decode) if state is not None]
         decode, scored = decode + sum(in_place), True in columns.all_logits
 
@@ -113,6 +113,8 @@ def arrange(
     kv_lengths = starts + lengths
     cu_seqlens = _offsets(lengths)
     tokens = np.array(given, dtype=np.int64)
+    if spans:
+        tokens = np.concatenate([tokens, *columns.tokens])
     of_token, positions = np.arange(len(request_ids)), starts
     if decode < len(request_ids):
         of_token = np.repeat(of_token, lengths)

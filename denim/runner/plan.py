@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
     request_id: int
     start: int
-    tokens: list[int]
+    tokens: Sequence[int]
     pages: Sequence[int]
     slot_in: int
     slot_out: int

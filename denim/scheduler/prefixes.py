@@ -90,7 +90,7 @@ class Prefixes:
         reuse = request.reuse
         if self.cache is None or reuse is None or request.prompt_logprobs is not None:
             return None
-        return self.cache.find(reuse.namespace, reuse.known(request.tokens))
+        return self.cache.find(reuse.namespace, request.known)
 
     def comes(self, request: Request, hit: Hit, make_room: MakeRoom) -> bool:
         """Whether more than `hit` is on its way up for a waiting request; if there is more in a lower tier,
@@ -99,7 +99,7 @@ class Prefixes:
         if self.tiers is None or reuse is None:
             return False
         reuse.sought = True
-        ids = reuse.known(request.tokens)
+        ids = request.known
         if self.tiers.is_coming(reuse.namespace, ids, hit.position):
             return True
         if reuse.loads == MOST_LOADS or not self.tiers.bring(reuse.namespace, ids, hit.position, make_room):
@@ -113,14 +113,14 @@ class Prefixes:
         reuse = request.reuse
         if hit is None or reuse is None or self.cache is None or not self.cache.policy.generation_end:
             return False
-        ids = reuse.known(request.tokens)
+        ids = request.known
         for other in running:
             theirs = other.reuse
             if theirs is None or not theirs.store or theirs.namespace != reuse.namespace:
                 continue
             if other.key > request.key or other.computed >= other.num_prompt - 1 or theirs.lease is None:
                 continue
-            known = theirs.known(other.tokens)
+            known = other.known
             near = slice(hit.position, max(hit.position + self._chunk_size, other.computed + 1))
             if known[near] != ids[near]:
                 continue  # nearly always, and at once, where many requests part at the same place
@@ -143,7 +143,7 @@ class Prefixes:
         if self.cache is None or reuse is None:
             return None
         first = reuse.lease is None
-        ids = reuse.known(request.tokens)
+        ids = request.known
         if hit is None:
             reuse.lease = self.cache.lease()
             position, seen = 0, 0
@@ -194,7 +194,7 @@ class Prefixes:
                 return
             slot = None
             if position > request.computed:
-                slot = self.cache.reserve(reuse.namespace, reuse.known(request.tokens)[:position], kind)
+                slot = self.cache.reserve(reuse.namespace, request.known[:position], kind)
             if slot is None:
                 del reuse.wanted[len(reuse.reserved)]
             else:
@@ -286,7 +286,7 @@ class Prefixes:
 
     def _donate(self, request: Request, reuse: Reuse) -> None:
         assert self.cache is not None and reuse.lease is not None
-        ids = reuse.known(request.tokens)
+        ids = request.known
         head = ids[: request.computed]
         whole = head and len(head) == request.computed and reuse.state < 0
         if whole and self.cache.policy.generation_end:
@@ -337,7 +337,7 @@ class Prefixes:
         assert self.cache is not None and reuse.lease is not None
         if slot >= 0:
             self._arena.expect(slot, position)
-        head = reuse.known(request.tokens)[:position]
+        head = request.known[:position]
         node = self.cache.save(reuse.namespace, head, request.pages, slot, kind, reuse.lease)
         if node is not None:
             reuse.saved.append(node)

@@ -7,11 +7,12 @@ holds. Only the scheduler changes it; the engine makes it and reads it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from denim.cache.node import as_tokens
 from denim.memory.layout import SLOT
 from denim.scheduler.reuse import Reuse
 
@@ -52,7 +53,7 @@ class Request:
     """
 
     id: int
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     max_tokens: int
     sampling: Any
     priority: int = 0
@@ -62,7 +63,7 @@ class Request:
 
     status: Status = field(default=Status.WAITING, init=False)
     finish_reason: str | None = field(default=None, init=False)
-    tokens: list[int] = field(init=False)  # the prompt and all that was drawn; the last may be UNKNOWN
+    tokens: array[int] = field(init=False)  # the prompt and all that was drawn; the last may be UNKNOWN
     computed: int = field(default=0, init=False)  # the first so many are applied to slot and pages
     scored: int = field(default=0, init=False)  # prompt positions whose report was already made
     slot: int = field(default=-1, init=False)
@@ -72,7 +73,7 @@ class Request:
     key: tuple[int, int] = field(default=(0, 0), init=False)  # (priority, arrival): the place in every order
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.prompt_ids)
+        self.tokens = as_tokens(self.prompt_ids)[:]
         self.most_tokens = len(self.tokens) + self.max_tokens
 
     @property
@@ -91,7 +92,15 @@ class Request:
     @property
     def output_ids(self) -> list[int]:
         """A copy of the sampled tokens."""
-        return self.tokens[len(self.prompt_ids) :]
+        return self.tokens[len(self.prompt_ids) :].tolist()
+
+    @property
+    def known(self) -> array[int]:
+        """The tokens but for those at the end that are still to be drawn. Not to be changed."""
+        end = len(self.tokens)
+        while end and self.tokens[end - 1] == UNKNOWN:
+            end -= 1
+        return self.tokens if end == len(self.tokens) else self.tokens[:end]
 
     @property
     def remaining(self) -> int:

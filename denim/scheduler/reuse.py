@@ -6,7 +6,6 @@ Owns the record: what the request asked for, and which entries it holds beside i
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,7 +32,6 @@ class Reuse:
     boundaries: Sequence[int] = ()
     marks: Sequence[int] = ()
 
-    ids: array[int] = field(default_factory=lambda: array("i"), init=False)  # the known tokens, grown lazily
     lease: Lease | None = field(default=None, init=False)  # None: never began
     wanted: list[Wanted] = field(default_factory=list, init=False)  # positions to come, in order
     state: int = field(default=-1, init=False)
@@ -53,15 +51,6 @@ class Reuse:
     def idle(self) -> bool:
         """Nothing is wanted, and the state lies in the request's own slot: so for nearly every decode row."""
         return self.state < 0 and not self.wanted
-
-    def known(self, tokens: list[int]) -> array[int]:
-        """The request's `tokens` in the cache's form, but for those at the end that the host does not know
-        yet (negative)."""
-        more = tokens[len(self.ids) :]
-        while more and more[-1] < 0:
-            more.pop()
-        self.ids.fromlist(more)  # twice as fast as extending by whatever can be iterated
-        return self.ids
 
     def moved(self, name: str, targets: Mapping[int, int]) -> int:
         """Entries have new ids, old -> new. Returns how many of its own were among them."""

@@ -145,7 +145,7 @@ def test_nan_ends_one_request_only(
     beside, victim = add(core, 30), add(core, 40, 1, max_tokens=50)
     for _ in range(5):
         core.step()
-    (record,) = (r for r in core.scheduler.requests.values() if r.prompt_ids == victim.prompt_token_ids)
+    (record,) = (r for r in core.scheduler.requests.values() if [*r.prompt_ids] == victim.prompt_token_ids)
     storage = core.runner.storage
     if poison == "kv":
         storage.kv(3)[record.pages] = torch.nan

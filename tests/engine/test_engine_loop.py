@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from denim.cache.node import as_tokens
 from denim.engine.cache_wishes import NO_WISHES
 from denim.engine.engine_loop import EngineLoop
 from denim.engine.messages import Abort, Accepted, Add, Answer, Ask, Close, Command, Deltas, Event, Refused
@@ -21,7 +22,7 @@ LONG = SamplingParams(temperature=0, max_tokens=100)
 
 
 def new(ticket: int, params: SamplingParams = LONG, request_id: str | None = None) -> Add:
-    return Add(ticket, ReadPrompt(None, [1, 2, 3]), params, request_id, 0, NO_WISHES)
+    return Add(ticket, ReadPrompt(None, [1, 2, 3], as_tokens([1, 2, 3])), params, request_id, 0, NO_WISHES)
 
 
 class Script:

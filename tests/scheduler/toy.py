@@ -366,7 +366,7 @@ class ToyEngine:
         for span in plan.spans:
             request = self.requests[span.request_id]
             assert span.length > 0 and span.start == request.computed
-            assert span.tokens == request.tokens[span.start : span.end]
+            assert [*span.tokens] == [*request.tokens[span.start : span.end]]
             assert (span.sampling is not None) == (span.end == len(request.tokens))
             if self.arena.layout.has(PAGE):
                 assert len(span.pages) == -(-span.end // PAGE_SIZE)
@@ -410,7 +410,7 @@ class ToyEngine:
         if tiers is None or reuse is None or request.status is not Status.WAITING:
             return False
         hit = self.scheduler.prefixes.find(request)
-        return hit is not None and tiers.is_coming(reuse.namespace, reuse.known(request.tokens), hit.position)
+        return hit is not None and tiers.is_coming(reuse.namespace, request.known, hit.position)
 
     def readers(self, page: int) -> int:
         begin = sum(r.reuse is not None and r.reuse.source == page for r in self.scheduler.requests.values())

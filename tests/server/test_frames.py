@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from denim.cache.node import as_tokens
 from denim.engine.cache_wishes import CacheWishes
 from denim.engine.messages import Add, Answer, Deltas, Refused
 from denim.engine.outputs import StreamDelta
@@ -37,8 +38,9 @@ def test_half_a_frame_gives_nothing() -> None:
 
 def test_what_the_engine_and_the_server_say() -> None:
     params = SamplingParams(n=2, stop=["x"], logit_bias={3: 1.0}, max_tokens=None)
+    prompt = ReadPrompt(None, [1, 2], as_tokens([1, 2]), (1,), (2,))
     said = [
-        Add(7, ReadPrompt(None, [1, 2], (1,), (2,)), params, "mine", 1, CacheWishes("salt", [1], True)),
+        Add(7, prompt, params, "mine", 1, CacheWishes("salt", [1], True)),
         Deltas([(7, StreamDelta("mine", 1, "", [5], finish_reason="stop", stop_reason="x"))]),
         Answer(1, {"pages": {"used": 1}}, None),
     ]
