@@ -18,7 +18,17 @@ from pathlib import Path
 import torch
 
 from bench.report import environment
-from bench.rules import delta_decode, delta_prefill, error_cases, errors, kimi, other_rules, peers, tables
+from bench.rules import (
+    deferred_writes,
+    delta_decode,
+    delta_prefill,
+    error_cases,
+    errors,
+    kimi,
+    other_rules,
+    peers,
+    tables,
+)
 from bench.rules.clock import Floors, floors
 from bench.rules.tables import Row
 
@@ -26,7 +36,7 @@ PEER_PACKAGES = ("fla-core", "flash-qla", "flashinfer-python", "mamba-ssm")
 
 SECTIONS: dict[str, Callable[[Floors], Iterator[Row]]] = {
     "decode": delta_decode.gated_delta_rows,
-    "deferred": delta_decode.deferred_rows,
+    "deferred": deferred_writes.rows,
     "kimi-decode": kimi.decode_rows,
     "prefill": delta_prefill.gated_delta_rows,
     "kimi-prefill": kimi.prefill_rows,

@@ -7,7 +7,6 @@ order; what a peer needs otherwise it gets: dense states, one behind the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,8 +26,6 @@ WIDTH = 4  # of the convolution
 NORM_EPS = 1e-6
 HEADS = ((16, 16), (16, 32))  # key and value heads: Qwen3.5-0.8B, Qwen3.5-4B to 35B
 BATCHES = (1, 8, 64, 256)
-DEFERRED_BATCHES = (128, 256, 512)
-RINGS = (5, 9)  # records a slot; kernels read them by powers of two, and the step adds one
 
 
 class Step(NamedTuple):
@@ -180,40 +177,3 @@ def _gated_delta(floors: Floors, step: Step) -> Iterator[Row]:
         return peers.fla_gated_norm(out.view(-1, DIM), z[i].view(-1, DIM), step.norm)
 
     yield row("fla, 3 kernels", three_kernels)
-
-
-def deferred_rows(floors: Floors) -> Iterator[Row]:
-    """The fused step that writes every time beside the one that records updates and writes every L steps.
-
-    Rows stand at different places of their rings, as in a running batch. The floor is that of a step which
-    reads and writes the state.
-    """
-    for key_heads, value_heads in HEADS:
-        for batch in DEFERRED_BATCHES:
-            yield from _deferred(floors, step_of(key_heads, value_heads, batch))
-
-
-def _deferred(floors: Floors, step: Step) -> Iterator[Row]:
-    section, batch = "deferred write, µs a step", step.batch
-    floor = floors.microseconds(2 * state_bytes(step.value_heads, batch))
-    shape = f"{step.key_heads}/{step.value_heads} heads, batch {batch}"
-    yield measured(section, shape, "write each", lambda i: fused(step, i), step.sets, floor)
-    first = torch.arange(batch, device="cuda", dtype=torch.int32)
-    for length in RINGS:
-        pending = [(first + p) % length for p in range(length)]
-        cycle = partial(_cycle, step, _ring(step, length), pending)
-        yield measured(section, shape, f"L = {length}", cycle, step.sets, floor, length)
-
-
-def _ring(step: Step, length: int) -> Ring:
-    slots, place = len(step.state), {"device": "cuda"}
-    return Ring(
-        torch.randn(slots, length, step.key_heads, DIM, **place) * 0.1,
-        torch.randn(slots, length, step.value_heads, DIM, **place) * 0.1,
-        -torch.rand(slots, length, step.value_heads, **place),
-    )
-
-
-def _cycle(step: Step, ring: Ring, pending: list[Tensor], i: int) -> None:
-    for records in pending:
-        fused(step, i, ring, records)

@@ -5,7 +5,7 @@ Owns what differs from Gated DeltaNet's inputs: the gate's projection, and one n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -16,11 +16,27 @@ from bench.rules.delta_decode import BATCHES, DIM, NORM_EPS, Step, state_bytes, 
 from bench.rules.delta_prefill import CHUNK, LENGTHS, Prompt, delta_floor, prompt_of
 from bench.rules.measure import measured
 from bench.rules.tables import Row, prompt_shape
+from denim.recurrence.deferred import Ring
 from denim.recurrence.kernels.delta_rule_step import delta_rule_step
 from denim.recurrence.kernels.kimi_delta_chunks import kimi_delta_chunks
 from denim.recurrence.kernels.kimi_delta_step import kimi_delta_step_fused
 
 KIMI_HEADS = 32  # Kimi Linear
+
+
+def fused_kimi(step: Step) -> Callable[..., Tensor]:
+    """Denim's whole step, of (set, ring or None, records of each row or None)."""
+    f, g = torch.randn(2, step.sets, step.batch, KIMI_HEADS * DIM, dtype=torch.bfloat16, device="cuda")
+    b = step.split()[4]
+    dt_bias = torch.full((KIMI_HEADS * DIM,), -2.0, device="cuda")
+
+    def run(i: int, ring: Ring | None = None, pending: Tensor | None = None) -> Tensor:
+        rows = step.projected[i, :, : step.channels], b[i, :, 0], f[i], g[i]
+        weights = (step.taps, step.a_log, dt_bias, step.norm, NORM_EPS)
+        places = (step.slots[i], step.window, step.state, step.arrivals[i])
+        return kimi_delta_step_fused(*rows, *weights, *places, ring=ring, pending=pending)
+
+    return run
 
 
 def decode_rows(floors: Floors) -> Iterator[Row]:
@@ -55,17 +71,7 @@ def _decode(floors: Floors, step: Step) -> Iterator[Row]:
         step.sets,
         floor,
     )
-    f, g = torch.randn(2, step.sets, batch, KIMI_HEADS * DIM, dtype=torch.bfloat16, device="cuda")
-    dt_bias = torch.full((KIMI_HEADS * DIM,), -2.0, device="cuda")
-
-    def fused(i: int) -> Tensor:
-        rows = step.projected[i, :, : step.channels], b[i, :, 0], f[i], g[i]
-        weights = (step.taps, step.a_log, dt_bias, step.norm, NORM_EPS)
-        return kimi_delta_step_fused(
-            *rows, *weights, step.slots[i], step.window, step.state, step.arrivals[i]
-        )
-
-    yield measured(section, shape, "fused step", fused, step.sets, floor)
+    yield measured(section, shape, "fused step", fused_kimi(step), step.sets, floor)
     yield measured(
         section,
         shape,
