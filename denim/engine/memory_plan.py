@@ -20,8 +20,9 @@ from denim.spec.model import ModelSpec
 
 log = logging.getLogger("denim")
 
-# Requests at once from which recording pays, as measured on an H200 (bench.recurrence, section deferred).
-DEFER_FROM = 32
+# Decode rows of a step from which recording pays, as measured on an H200 (bench.recurrence, deferred); one
+# more than a captured shape has. A number of steps that is asked for holds in all.
+RECORD_FROM, FORCED_FROM = 33, 0
 
 
 def plan_memory(
@@ -43,18 +44,20 @@ def _chosen(options: EngineOptions, spec: ModelSpec, device: torch.device) -> tu
             raise ConfigError(
                 f"deferred_writes={wish}, but no layer of this model can defer its writes; leave it at None"
             )
-        return _plan(options, spec, device, wish)
-    plain = _plan(options, spec, device, 0)
+        return _plan(options, spec, device, wish, FORCED_FROM)
+    plain = _plan(options, spec, device)
     fused = decode_backend(device.type, options.recurrence_backend) == TRITON
     length = ring_length(spec)
-    if wish is None or not fused or not length or plain[1].max_num_seqs < DEFER_FROM:
+    if wish is None or not fused or not length or plain[1].max_num_seqs < RECORD_FROM:
         return plain
-    ringed = _plan(options, spec, device, length)
+    ringed = _plan(options, spec, device, length, RECORD_FROM)
     return ringed if ringed[1].max_num_seqs == plain[1].max_num_seqs else plain
 
 
 def _plan(
-    options: EngineOptions, spec: ModelSpec, device: torch.device, records: int
+    options: EngineOptions, spec: ModelSpec, device: torch.device, records: int = 0, record_from: int = 0
 ) -> tuple[ArenaLayout, Capacity]:
-    layout = ArenaLayout.of(spec, options.page_size, options.kept_kv_dtype, records=records)
+    layout = ArenaLayout.of(
+        spec, options.page_size, options.kept_kv_dtype, records=records, record_from=record_from
+    )
     return layout, plan_capacity(options, spec, layout, device)

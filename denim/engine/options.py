@@ -66,8 +66,8 @@ class EngineOptions:
         takes the fastest.
     deferred_writes: decode steps of delta rules (Gated DeltaNet, KDA) record their updates and write a state
         every so many steps: fewer bytes for many requests at once, larger slots. "auto": as many steps as the
-        ledger says, where many requests may run on a CUDA device and their larger slots fit. None: every
-        step writes.
+        ledger says, where many requests may run on a CUDA device and their larger slots fit; steps of few
+        rows write all the same. None: every step writes.
     checkpoint_policy: which prefixes are kept for later requests: "none"; "ends" of prompt and generation;
         "auto": ends, what the chat template shares with the next turn, where requests part, and what requests
         ask for; "align" and "all": fixed blocks, as other engines do.

@@ -58,7 +58,8 @@ class ArenaLayout:
     """The size classes of one model and where each tensor lies in a page or slot.
 
     A model without attention has no page class, one without linear layers no slot class. `records` is the
-    length of the rings in a slot, 0 without deferred writes.
+    length of the rings in a slot, 0 without deferred writes; steps of fewer than `record_from` decode rows
+    write their states all the same.
     """
 
     page_size: int
@@ -67,6 +68,7 @@ class ArenaLayout:
     page_tensors: tuple[TensorPlace, ...]
     slot_tensors: tuple[TensorPlace, ...]
     records: int = 0
+    record_from: int = 0
 
     @classmethod
     def of(
@@ -76,6 +78,7 @@ class ArenaLayout:
         kv_dtype: str | None = None,
         kv_layers: Sequence[int] | None = None,
         records: int = 0,
+        record_from: int = 0,
     ) -> ArenaLayout:
         """Layout of `spec` with pages of `page_size` tokens.
 
@@ -111,7 +114,12 @@ class ArenaLayout:
             for name, entry_bytes, count in zip((PAGE, SLOT), (page_bytes, slot_bytes), per_slab, strict=True)
             if entry_bytes
         )
-        return cls(page_size, slab, classes, page_tensors, slot_tensors, records)
+        return cls(page_size, slab, classes, page_tensors, slot_tensors, records, record_from)
+
+    def recorded(self, rows: int) -> int:
+        """The length of the rings in which a step of so many decode rows records its updates; 0: it writes
+        states, and what was recorded before has to be written first."""
+        return self.records if rows >= self.record_from else 0
 
     def size_class(self, name: str) -> SizeClass:
         """The class called `name`. Raises KeyError when this model has none."""

@@ -43,7 +43,7 @@ class CapturedBatch(StepBatch):
         *,
         deferred: bool,
     ) -> CapturedBatch:
-        """`deferred`: whether decode rows have rings of records."""
+        """`deferred`: whether decode rows record their updates."""
         none = inputs.tokens[:0]
         return cls(
             memory=memory,

@@ -122,6 +122,10 @@ class StepPlan(NamedTuple):
         return [*self.rows.request_ids, *[span.request_id for span in self.others]]
 
     @property
+    def decode_rows(self) -> int:
+        return len(self.rows.request_ids) + sum(map(is_decode, self.others))
+
+    @property
     def num_tokens(self) -> int:
         return len(self.rows.request_ids) + sum([span.length for span in self.others])
 

@@ -114,8 +114,10 @@ class Runner:
         self.arena.expect_all(step.slot_in, step.starts)
         pending = None
         if self.storage.layout.records:
-            self._flush_read_whole(step.slot_in[step.decode :])
-            pending = self.arena.pending(step.slot_in[: step.decode])
+            recording = self.storage.layout.recorded(step.decode) > 0
+            self._flush_read_whole(step.slot_in[step.decode :] if recording else step.slot_in)
+            if recording:
+                pending = self.arena.pending(step.slot_in[: step.decode])
         captured = self.forward.replay(step, pending)
         if captured is not None:
             if step.drawing:
@@ -156,7 +158,7 @@ class Runner:
                 self.host.load(transfer)
 
     def _flush_read_whole(self, slots: Sequence[int]) -> None:
-        """Spans that are no decode rows read states, not records. `slots`: where they begin, -1: nowhere."""
+        """Who does not record reads states, not records. `slots`: where such spans begin, -1: nowhere."""
         held = [slot for slot in slots if slot >= 0]
         pending = dict(zip(held, self.arena.pending(held), strict=True))
         waiting = {slot: records for slot, records in pending.items() if records}

@@ -66,7 +66,6 @@ class StepGraphs:
         self.model = model
         self.storage = storage
         self.paged = storage.layout.has(PAGE)
-        self.deferred = storage.layout.records > 0
         self.page_size = storage.layout.page_size
         self.drawn = drawn
         shapes = decode_shapes(limits.spans)
@@ -80,14 +79,14 @@ class StepGraphs:
 
     def __call__(self, step: HostStep, pending: Sequence[int] | None) -> GraphOutput | None:
         """Run a step; None when no shape holds it. pending: of each decode row the records in its slot's
-        ring; None without rings."""
+        ring; None in a step that records nothing."""
         behind = len(step.request_ids) - step.decode
         tokens = len(step.tokens) - step.decode
         shape = next((shape for shape in self._graphs if shape.holds(step.decode, behind, tokens)), None)
         if shape is None:
             return None
         graph, batch, output = self._graphs[shape]
-        if not self._fill(batch, step, pending):
+        if (batch.pending is None) != (pending is None) or not self._fill(batch, step, pending):
             return None
         if batch.attention is not None:
             batch.attention.plan(batch)
@@ -116,7 +115,8 @@ class StepGraphs:
     def _batch(self, shape: StepShape) -> tuple[CapturedBatch, StaticInputs]:
         """A batch over the static buffers, and all that lies in them."""
         inputs, staged = self._inputs.inputs(shape)
-        return CapturedBatch.of(inputs, staged, shape, self.storage, deferred=self.deferred), inputs
+        deferred = self.storage.layout.recorded(shape.rows) > 0
+        return CapturedBatch.of(inputs, staged, shape, self.storage, deferred=deferred), inputs
 
     # Capture
 

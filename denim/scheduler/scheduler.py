@@ -192,7 +192,7 @@ class Scheduler:
             self.prefixes.tiers.launched()
         if plan.page_copies:
             self.prefixes.copied(self.requests[started] for started in self._step.started)
-        dealt, records = self._step.dealt, self._arena.layout.records
+        dealt, records = self._step.dealt, self._arena.layout.recorded(plan.decode_rows)
         assert dealt.rows is plan.rows, "this is not the plan that was written last"
         self._arena.advance_all(plan.rows.slots, records)
         for request in dealt.requests:

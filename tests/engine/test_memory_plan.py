@@ -39,6 +39,9 @@ def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_plan, "decode_backend", lambda *_: memory_plan.TRITON)
     length = ring_length(QWEN_08B)
     assert records(deferred_writes="auto", max_num_seqs=64) == length
+    options = EngineOptions.of(memory="2GiB", max_model_len=64, max_num_seqs=64)
+    layout = plan_memory(options, QWEN_08B, CPU)[0]
+    assert [layout.recorded(rows) for rows in (0, 32, 33, 64)] == [0, 0, length, length]
     assert records(deferred_writes="auto", max_num_seqs=8) == 0
     # All of the memory in slots: with rings fewer requests would run at once.
     assert records(deferred_writes="auto", max_num_seqs=109) == 0

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
+from denim.engine import memory_plan
 from denim.engine.core import EngineCore
 from denim.engine.loading import load
 from denim.engine.options import EngineOptions
@@ -61,6 +63,7 @@ class Way:
     forks: completions asked of every request that asks for one; all must be alike (greedy) or equal what
         the request with the next seed gives (random).
     shuffled: requests come in another order, with random priorities.
+    record_from: decode rows from which a step with deferred writes defers them.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -75,6 +78,7 @@ class Way:
     files: bool = False
     forks: int = 1
     shuffled: bool = False
+    record_from: int = 0
     seed: int = 0
 
     def with_options(self, **options: Any) -> Way:
@@ -111,6 +115,11 @@ def pushed(files: bool) -> Change:
     return lambda way: replace(way, pushed=True, files=files).with_options(host_memory="16MiB")
 
 
+def by_size(way: Way) -> Way:
+    """Writes are deferred while at least three requests decode."""
+    return replace(way, record_from=3).with_options(deferred_writes=3)
+
+
 AXES: dict[str, dict[str, Change]] = {
     "segments": {
         "whole": change(),
@@ -128,7 +137,11 @@ AXES: dict[str, dict[str, Change]] = {
     "slots": {"fresh": change(), "recycled": change(recycled=True)},
     "forks": {"1": change(), "3": change(forks=3)},
     "order": {"given": change(), "shuffled": change(shuffled=True)},
-    "writes": {"every step": option(deferred_writes=None), "deferred": option(deferred_writes=3)},
+    "writes": {
+        "every step": option(deferred_writes=None),
+        "deferred": option(deferred_writes=3),
+        "in large steps": by_size,
+    },
     "steps": {"one by one": change(), "overlapped": option(async_scheduling=True)},
     **({"graphs": {"captured": change(), "eager": option(enforce_eager=True)}} if DEVICE == "cuda" else {}),
     "page_size": {str(n): option(page_size=n) for n in (16, 1, 4, 32)},
@@ -217,7 +230,9 @@ def make_core(folder: Path, cases: Sequence[Case], way: Way) -> EngineCore:
     alone = layout.slabs_for(layout.need(longest))
     roomy = max(64, 16 * alone * way.forks)  # all at once, and what each completion leaves in the cache
     slabs = roomy if way.slabs is None else max(way.slabs, alone)
-    core = EngineCore(EngineOptions.of(model=folder, **options, memory=slabs * layout.slab_bytes), loaded)
+    options = EngineOptions.of(model=folder, **options, memory=slabs * layout.slab_bytes)
+    with patch.object(memory_plan, "FORCED_FROM", way.record_from):
+        core = EngineCore(options, loaded)
     if way.swap:
         core.scheduler._recompute_cheaper = lambda tokens: False
     tiers = core.scheduler.prefixes.tiers

@@ -8,7 +8,7 @@ import torch
 
 from denim import LLM, SamplingParams
 from tests.exactness.conftest import Model
-from tests.exactness.harness import COLD, Way, greedy, run, tokens_of
+from tests.exactness.harness import COLD, Way, greedy, make_core, run, tokens_of
 from tests.exactness.judge import judge_run
 from tests.tiny import VOCAB
 
@@ -98,3 +98,21 @@ def test_the_poison_is_there(dense: Model) -> None:
     assert not torch.cat([storage.kv(3).flatten(), storage.state(0, "recurrent").flatten()]).isnan().all()
     storage.poison_retired()
     assert torch.cat([storage.kv(3).flatten(), storage.state(0, "recurrent").flatten()]).isnan().all()
+
+
+def test_steps_record_only_while_many_decode(dense: Model) -> None:
+    """Requests end one after the other: steps defer their writes while three decode, and then write states;
+    what was recorded before is written first."""
+    cases = [greedy(tokens_of(20, seed, VOCAB), 4 + 5 * seed) for seed in range(5)]
+    core = make_core(dense.folder, cases, Way({"deferred_writes": 6}, record_from=3))
+    outputs = [core.requests[core.add(case.prompt, case.params)].output for case in cases]
+    core.step()
+    pending_after = {True: 0, False: 0}  # by whether many decoded
+    while core.has_work:
+        slots = [request.slot for request in core.scheduler.requests.values()]
+        core.step()
+        tags = [core.arena.tag(request.slot) for request in core.scheduler.requests.values()]
+        pending_after[len(slots) >= 3] += sum(tag.pending for tag in tags)
+    assert pending_after[True] and not pending_after[False]
+    for case, output in zip(cases, outputs, strict=True):
+        dense.judge.greedy(case.prompt, output.outputs[0].token_ids)

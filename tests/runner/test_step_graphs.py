@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,7 +37,8 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def graphs_without_a_device(shape: StepShape) -> tuple[StepGraphs, CapturedBatch, StaticInputs]:
     graphs = StepGraphs.__new__(StepGraphs)
-    graphs.storage, graphs.paged, graphs.page_size, graphs.deferred = None, True, PAGE, True
+    graphs.storage = SimpleNamespace(layout=SimpleNamespace(recorded=lambda rows: 5))
+    graphs.paged, graphs.page_size = True, PAGE
     graphs._inputs = InputBuffers(ints_of(shape) + 40, torch.device("cpu"))
     for buffer in (graphs._inputs._buffer, *(staged for staged, _ in graphs._inputs._staged)):
         buffer.fill_(77)
