@@ -19,6 +19,10 @@ DIM, CHUNK, SLOTS = 128, 64, 8
 LENGTHS, SLOT_IN, SLOT_OUT = [3000, 64, 777], [0, -1, 2], [0, 4, 5]
 # Root mean square of the error against that of the values: operands of 8 bits, more of them with weak decay.
 MOST_ERROR = 5e-3
+# By decay, of outputs and of states: 5 to 15% above what an emulation of the kernels' roundings gives. One
+# more rounding on a value's way through a chunk is above it. So is fla, but for states under strong decay:
+# they meet one rounding in both.
+MOST_BY_DECAY = {1e-6: (4.15e-3, 3.5e-3), 0.3: (3.2e-3, 2.4e-3), 30.0: (2.6e-3, 1.9e-3)}
 
 
 class Case:
@@ -68,14 +72,15 @@ def error(mine: Tensor, theirs: Tensor) -> float:
     return float((mine.double() - theirs).norm() / theirs.norm())
 
 
-@pytest.mark.parametrize("decay", [1e-6, 0.3, 30.0], ids=["weak", "middling", "strong"])
+@pytest.mark.parametrize("decay", MOST_BY_DECAY, ids=["weak", "middling", "strong"])
 @pytest.mark.parametrize("kind", ["16 of 16", "16 of 32", "kimi"])
 def test_error_against_float64(kind: str, decay: float) -> None:
     case = Case(16, 32 if "32" in kind else 16, decay, vector=kind == "kimi")
     expected, states = case.reference()
     out = case.run(ChunkTable.of(case.offsets, SLOT_IN, SLOT_OUT, CHUNK, "cuda"))
-    assert error(out, expected) < MOST_ERROR
-    assert error(case.state[SLOT_OUT], states) < MOST_ERROR
+    most_of_outputs, most_of_states = MOST_BY_DECAY[decay]
+    assert error(out, expected) < most_of_outputs
+    assert error(case.state[SLOT_OUT], states) < most_of_states
 
 
 @pytest.mark.parametrize("span", [4, 13])

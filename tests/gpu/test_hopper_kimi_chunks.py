@@ -46,10 +46,15 @@ def test_gives_what_the_portable_kernels_give(decay: float, floor: float | None,
         mine, theirs = (getattr(terms, name).transpose(1, 2)[live] for terms in (hopper, portable))
         assert error(mine, theirs.double()) < CLOSE, name
     torch.testing.assert_close(hopper.left, portable.left, atol=1e-6, rtol=1e-4)
+    strengths = (terms.strength.transpose(1, 2)[live] for terms in (hopper, portable))
+    torch.testing.assert_close(*strengths, atol=1e-6, rtol=1e-5)
 
 
-def test_behind_a_chunk_lie_zeros() -> None:
+def test_behind_a_chunk_nothing_is_read_or_written() -> None:
     case = Case(HEADS, HEADS, 0.3, vector=True)
     hopper, _, live = both(case, None)
-    for name in ("keys", "queries", "later", "solve"):
+    for name in ("keys", "queries", "later", "strength"):
         assert not getattr(hopper, name).transpose(1, 2)[~live].any(), name
+    unit = torch.eye(CHUNK, dtype=case.rows.dtype, device="cuda")[(~live).nonzero()[:, 1]]
+    solve = hopper.solve.transpose(1, 2)[~live]
+    assert torch.equal(solve, unit[:, None].expand_as(solve))

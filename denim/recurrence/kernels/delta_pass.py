@@ -33,11 +33,11 @@ LARGEST_JOINED = 128  # d_k of which a whole P [d_k, d_k], and the next, fit int
 class ChunkTerms(NamedTuple):
     """What the pass needs of the M chunks of C tokens (padded) of Hv heads.
 
-    solve, scores: [M, Hv, C, C], T and M of the module docstring, M times the scale of q.
+    solve, scores: [M, Hv, C, C], T and M diag(beta) of `delta_walk`, M times the scale of q.
     Scalar decay: keys = later and queries are views [T, Hk * d_k] of the convolved rows, of one row stride;
-    since, until: [M, Hv, C] fp32, e^{G_t} and e^{G_C - G_t}; left is None.
+    since, strength: [M, Hv, C] fp32, e^{G_t} and beta_t e^{G_C - G_t}; left is None.
     Vector decay: keys, queries, later: [M, Hv, C, d_k], e^G K, e^G Q (without scale), e^{G_C - G} K; since
-    and until are None; left: [M, Hv, d_k] fp32, e^{G_C}.
+    is None; strength: [M, Hv, C] fp32, beta; left: [M, Hv, d_k] fp32, e^{G_C}.
     """
 
     solve: Tensor
@@ -46,7 +46,7 @@ class ChunkTerms(NamedTuple):
     queries: Tensor
     later: Tensor
     since: Tensor | None
-    until: Tensor | None
+    strength: Tensor
     left: Tensor | None
 
 
@@ -129,7 +129,7 @@ def delta_pass(
             terms.solve,
             terms.scores,
             terms.since,
-            terms.until,
+            terms.strength,
             terms.left,
             out,
             table.chunks,

@@ -7,9 +7,13 @@ launched is `delta_pass`. Knows slots and the chunk table; must not know gates o
 A program keeps some rows of one head's state S [d_v, d_k] in registers and walks over chunks. All products
 have those rows on the left, and tokens as columns:
 
-    R = S (e^G K)^T        U = (V^T - R) T^T        with T = (I + A)^-1 diag(beta)
-    O = S (e^G Q)^T + U M^T
-    S = S diag(e^{G_C}) + U (e^{G_C - G} K)
+    R = S (e^G K)^T        E = (V^T - R) T^T        with T = (I + N diag(beta))^-1
+    O = S (e^G Q)^T + E (M diag(beta))^T
+    S = S diag(e^{G_C}) + E diag(beta) (e^{G_C - G} K)
+
+where A = diag(beta) N and U^T = E diag(beta). With beta behind the inverse and not in front, T has ones on
+its diagonal, and a token's own value meets one rounding to 16 bits on its way into the state, E diag(beta),
+and one on its way to the output, M diag(beta); with strong decay nothing else counts.
 
 So what one product leaves in registers is the next one's left operand, and every right operand is a tile as
 it lies in memory: nothing goes through shared memory on the way from one state to the next. W and X of the
@@ -37,7 +41,7 @@ def walk_chunks(
     solve_ptr,
     scores_ptr,
     since_ptr,
-    until_ptr,
+    strength_ptr,
     left_ptr,
     out_ptr,
     chunks_ptr,
@@ -135,8 +139,8 @@ def walk_chunks(
             if since_ptr is not None:
                 since = tl.load(since_ptr + place * size + token[None, :])
                 read *= since
-            wrong = tl.trans(values).to(tl.float32) - read
-            written = tl.dot(wrong.to(dtype), tl.trans(solve), input_precision=precision)
+            missing = tl.trans(values).to(tl.float32) - read
+            wrong = tl.dot(missing.to(dtype), tl.trans(solve), input_precision=precision)
             if outputs:
                 queries = tl.load(queries_ptr + at + key_tile, mask=key_mask, other=0.0)
                 scores = tl.load(scores_ptr + place * (size * size) + square)
@@ -145,23 +149,22 @@ def walk_chunks(
                     out *= since * scale
                 else:
                     out *= scale
-                out = tl.dot(written.to(dtype), tl.trans(scores), acc=out, input_precision=precision)
+                out = tl.dot(wrong.to(dtype), tl.trans(scores), acc=out, input_precision=precision)
                 out_at = out_ptr + first * (heads * value_dim) + head * value_dim
                 tl.store(
                     out_at + token[:, None] * (heads * value_dim) + row[None, :],
                     tl.trans(out).to(out_ptr.dtype.element_ty),
                     mask=live[:, None] & row_mask[None, :],
                 )
+            written = wrong * tl.load(strength_ptr + place * size + token[None, :])
             if since_ptr is None:
                 left = tl.load(left_ptr + place * key_dim + channel, mask=channel_mask, other=0.0)
                 state *= left[None, :]
                 later = tl.load(later_ptr + at + key_tile, mask=key_mask, other=0.0)
-                state = tl.dot(written.to(dtype), later, acc=state, input_precision=precision)
             else:
-                until = tl.load(until_ptr + place * size + token[None, :])
                 state *= tl.load(since_ptr + place * size + size - 1)
-                written *= until
-                state = tl.dot(written.to(dtype), keys, acc=state, input_precision=precision)
+                later = keys
+            state = tl.dot(written.to(dtype), later, acc=state, input_precision=precision)
             place += heads
         if save_ptr is not None and outputs:
             save = tl.load(save_ptr + stop - 1)

@@ -1,7 +1,8 @@
 """Products of a chunk's tokens through a decay per key channel, in small blocks.
 
-Owns sum_c a_tc e^{G_tc - G_sc} b_sc for a = queries and a = keys, b = keys, s <= t. Knows packed chunks and
-the sums G of their log-decays (base 2); must not know what a rule does with the products.
+Owns w_s sum_c a_tc e^{G_tc - G_sc} b_sc for a = queries and a = keys, b = keys, s <= t. Knows packed chunks,
+the sums G of their log-decays (base 2) and the tokens' weights w; must not know what a rule does with the
+products. Faded operands have 11 bits (fp16) unless all is fp32: keys and queries are of length 1 at most.
 
 Pairs are parted by halving, as `denim.recurrence.decay` says: those of two blocks of 16 tokens by `_corner`,
 those inside a block by `_diagonal`. There a token is at each cut either in a first half, as a key, or in a
@@ -29,19 +30,19 @@ def _products(
 ):
     """Of the queries and of the keys at `row` with the keys at `key`, through the decay between them, which
     is parted at `cut`. The tokens at `row` stand behind the cut, those at `key` before it."""
-    dtype = q_ptr.dtype.element_ty
+    narrow: tl.constexpr = tl.float32 if precision == "ieee" else tl.float16
     at_cut = tl.load(g_ptr + cut * key_dim + channel, mask=real, other=0.0)
     sums = tl.load(g_ptr + key[:, None] * key_dim + channel, mask=real, other=0.0)
     faded = tl.exp2(tl.minimum(at_cut - sums, 0.0))
     k = tl.load(k_ptr + key[:, None] * row_stride + channel, mask=real & (key < count)[:, None], other=0.0)
-    keys = tl.trans((k * faded).to(dtype))
+    keys = tl.trans((k * faded).to(narrow))
     sums = tl.load(g_ptr + row[:, None] * key_dim + channel, mask=real, other=0.0)
     faded = tl.exp2(tl.minimum(sums - at_cut, 0.0))
     live = real & (row < count)[:, None]
     k = tl.load(k_ptr + row[:, None] * row_stride + channel, mask=live, other=0.0)
     q = tl.load(q_ptr + row[:, None] * row_stride + channel, mask=live, other=0.0)
-    kk = tl.dot((k * faded).to(dtype), keys, input_precision=precision)
-    qk = tl.dot((q * faded).to(dtype), keys, input_precision=precision)
+    kk = tl.dot((k * faded).to(narrow), keys, input_precision=precision)
+    qk = tl.dot((q * faded).to(narrow), keys, input_precision=precision)
     return qk, kk
 
 
@@ -50,6 +51,7 @@ def _corner(
     q_ptr,
     k_ptr,
     g_ptr,
+    weights_ptr,
     products_ptr,
     scores_ptr,
     row_stride,
@@ -78,8 +80,9 @@ def _corner(
         qk += more_qk
         kk += more_kk
     square = row[:, None] * size + key[None, :]
-    tl.store(products_ptr + square, kk)
-    tl.store(scores_ptr + square, (qk * scale).to(scores_ptr.dtype.element_ty))
+    weight = tl.load(weights_ptr + key)[None, :]
+    tl.store(products_ptr + square, kk * weight)
+    tl.store(scores_ptr + square, (qk * (weight * scale)).to(scores_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -87,6 +90,7 @@ def _diagonal(
     q_ptr,
     k_ptr,
     g_ptr,
+    weights_ptr,
     products_ptr,
     scores_ptr,
     row_stride,
@@ -100,7 +104,8 @@ def _diagonal(
     precision: tl.constexpr,
 ):
     """n tokens with each other, by halving; and zeros right of that block."""
-    dtype = q_ptr.dtype.element_ty
+    dtype = scores_ptr.dtype.element_ty
+    narrow: tl.constexpr = tl.float32 if precision == "ieee" else tl.float16
     inner = tl.arange(0, n)
     token = start + inner
     row = inner[:, None]
@@ -121,14 +126,15 @@ def _diagonal(
             cut = ((row >> (level + 1)) << (level + 1)) + ((1 << level) - 1)
             at_cut = tl.load(g_ptr + cut * key_dim + channel, mask=real, other=0.0)
             factor = tl.exp2(-tl.abs(sums - at_cut))
-            key = (k * factor).to(dtype)
+            key = (k * factor).to(narrow)
             parted = (row >> (level + 1) == column >> (level + 1)) & (row >> level > column >> level)
             kk += tl.where(parted, tl.dot(key, tl.trans(key), input_precision=precision), 0.0)
-            query = (q * factor).to(dtype)
+            query = (q * factor).to(narrow)
             qk += tl.where(parted, tl.dot(query, tl.trans(key), input_precision=precision), 0.0)
     square = token[:, None] * size
-    tl.store(products_ptr + square + start + column, kk)
-    tl.store(scores_ptr + square + start + column, (qk * scale).to(dtype))
+    weight = tl.load(weights_ptr + start + column)
+    tl.store(products_ptr + square + start + column, kk * weight)
+    tl.store(scores_ptr + square + start + column, (qk * (weight * scale)).to(dtype))
     right = tl.arange(0, size)[None, :]
     tl.store(scores_ptr + square + right, tl.zeros([n, size], dtype), mask=right >= start + n)
 
@@ -139,6 +145,7 @@ def _pairs(
     row_stride,
     chunks_ptr,
     sums_ptr,
+    weights_ptr,
     products_ptr,
     scores_ptr,
     scale,
@@ -164,12 +171,13 @@ def _pairs(
     q_ptr = rows_ptr + first * row_stride + head * key_dim
     k_ptr = q_ptr + heads * key_dim
     g_ptr = sums_ptr + place * (size * key_dim)
+    weights_ptr += place * size
     products_ptr += place * (size * size)
     scores_ptr += place * (size * size)
     if block < blocks:
         _diagonal(
-            q_ptr, k_ptr, g_ptr, products_ptr, scores_ptr, row_stride, block * n, count, scale, key_dim, size,
-            n, width, precision,
+            q_ptr, k_ptr, g_ptr, weights_ptr, products_ptr, scores_ptr, row_stride, block * n, count, scale,
+            key_dim, size, n, width, precision,
         )  # fmt: skip
     else:
         if blocks > 1:
@@ -178,20 +186,28 @@ def _pairs(
             column = block - row * (row - 1) // 2
             behind = tl.where((row ^ column) >= 2, 2, row)  # the block behind the cut that parts the two
             _corner(
-                q_ptr, k_ptr, g_ptr, products_ptr, scores_ptr, row_stride, row * n, column * n,
+                q_ptr, k_ptr, g_ptr, weights_ptr, products_ptr, scores_ptr, row_stride, row * n, column * n,
                 behind * n - 1, count, scale, key_dim, size, n, width, precision,
             )  # fmt: skip
 
 
 def faded_products(
-    rows: Tensor, chunks: Tensor, sums: Tensor, products: Tensor, scores: Tensor, scale: float, precision: str
+    rows: Tensor,
+    chunks: Tensor,
+    sums: Tensor,
+    weights: Tensor,
+    products: Tensor,
+    scores: Tensor,
+    scale: float,
+    precision: str,
 ) -> None:
     """Fills `products` and `scores` of M chunks of `size` tokens.
 
     rows: [T, 2 * H * d_k + ...] = [q | k | ...], rows any distance apart; chunks: [M, 3] of a `ChunkTable`;
-    sums: [M, H, size, d_k] fp32, log2 of the decay from the chunk's start through each token; products: [M,
-    H, size, size] fp32, of keys with keys, written for s < t alone; scores: the same of queries with keys,
-    times scale, written for s <= t, and 0 above. precision: of `tl.dot`.
+    sums: [M, H, size, d_k] fp32, log2 of the decay from the chunk's start through each token; weights:
+    [M, H, size] fp32, of the keys; products: [M, H, size, size] fp32, of keys with keys, written for s < t
+    alone; scores: the same of queries with keys, times scale, written for s <= t, and 0 above. precision: of
+    `tl.dot`.
     """
     _, heads, size, key_dim = sums.shape
     assert size in (BLOCK, 2 * BLOCK, 4 * BLOCK)
@@ -202,6 +218,7 @@ def faded_products(
         rows.stride(0),
         chunks,
         sums,
+        weights,
         products,
         scores,
         scale,

@@ -1,7 +1,7 @@
 """Prefill of Gated DeltaNet by chunks: gates, the matrices inside each chunk, and the pass over the chunks.
 
 Owns, for scalar decay, step 3 of `denim.recurrence.gated_delta`: one program a chunk and value head makes the
-gates, A, (I + A)^-1 diag(beta) and the scores M. Knows the layout of the convolved rows; the walk from chunk
+gates, T and the scores M of `delta_walk`. Knows the layout of the convolved rows; the walk from chunk
 to chunk is `delta_pass`. Every exponent is a sum of log-decays, so <= 0; exponentials are powers of 2, which
 GPUs have an instruction for. On Hopper `hopper_delta` takes all of it where it suits.
 """
@@ -43,7 +43,7 @@ def _inside(
     solve_ptr,
     scores_ptr,
     since_ptr,
-    until_ptr,
+    strength_ptr,
     scale,
     beta_limit,
     heads: tl.constexpr,
@@ -91,15 +91,15 @@ def _inside(
         since = tl.cumsum(log_decay, 0)
         until = tl.sum(log_decay, 0) - since
         between = since[:, None] - since[None, :]
-    decay = tl.where(token[:, None] >= token[None, :], tl.exp2(between), 0.0)
+    fade = tl.where(token[:, None] >= token[None, :], tl.exp2(between) * beta[None, :], 0.0)
     tl.store(since_ptr + place * size + token, tl.exp2(since))
-    tl.store(until_ptr + place * size + token, tl.exp2(tl.minimum(until, 0.0)))
+    tl.store(strength_ptr + place * size + token, beta * tl.exp2(tl.minimum(until, 0.0)))
 
     square = place * (size * size) + token[:, None] * size + token[None, :]
     scores = tl.dot(q, tl.trans(k), input_precision=precision) * scale
-    tl.store(scores_ptr + square, (scores * decay).to(scores_ptr.dtype.element_ty))
-    lower = tl.dot(k, tl.trans(k), input_precision=precision) * beta[:, None]
-    solve = inverse_of_unit_lower(lower * decay, size, precision) * beta[None, :]
+    tl.store(scores_ptr + square, (scores * fade).to(scores_ptr.dtype.element_ty))
+    lower = tl.dot(k, tl.trans(k), input_precision=precision) * fade
+    solve = inverse_of_unit_lower(lower, size, precision)
     tl.store(solve_ptr + square, solve.to(solve_ptr.dtype.element_ty))
 
 
@@ -145,7 +145,7 @@ def gated_delta_chunks(
     chunks = len(table.chunks)
     solve = torch.empty(chunks, heads, size, size, dtype=rows.dtype, device=rows.device)
     since = torch.empty(chunks, heads, size, dtype=torch.float32, device=rows.device)
-    scores, until = torch.empty_like(solve), torch.empty_like(since)
+    scores, strength = torch.empty_like(solve), torch.empty_like(since)
     _inside[(chunks * heads,)](
         rows,
         rows.stride(0),
@@ -158,7 +158,7 @@ def gated_delta_chunks(
         solve,
         scores,
         since,
-        until,
+        strength,
         scale,
         beta_limit,
         heads=heads,
@@ -172,7 +172,7 @@ def gated_delta_chunks(
         num_warps=4,
     )
     k, q, values = rows[:, keys : 2 * keys], rows[:, :keys], rows[:, 2 * keys :]
-    terms = ChunkTerms(solve, scores, k, q, k, since, until, None)
+    terms = ChunkTerms(solve, scores, k, q, k, since, strength, None)
     if plan is None:
         plan = plan_of(table, state, rows.dtype)
     return delta_pass(terms, values, table, state, scale, plan)

@@ -71,7 +71,7 @@ def hopper_delta(
     place = {"device": rows.device}
     solve = torch.empty(chunks, heads, SIZE.value, SIZE.value, dtype=rows.dtype, **place)
     since = torch.empty(chunks, heads, SIZE.value, dtype=torch.float32, **place)
-    scores, until = torch.empty_like(solve), torch.empty_like(since)
+    scores, strength = torch.empty_like(solve), torch.empty_like(since)
     out = torch.empty(len(rows), heads, DIM.value, dtype=rows.dtype, **place)
     matrices = [matrix(x) for x in (rows, solve.view(-1, SIZE.value), scores.view(-1, SIZE.value))]
     chunk_matrices[(chunks * heads,)](
@@ -83,7 +83,7 @@ def hopper_delta(
         dt_bias,
         table.chunks,
         since,
-        until,
+        strength,
         scale,
         beta_limit,
         MIN_LOG_DECAY[torch.float32],
@@ -107,7 +107,7 @@ def hopper_delta(
         walk_chunks[(heads if outputs else 2 * heads, sequences, segments)](
             *matrices,
             since,
-            until,
+            strength,
             out,
             table.chunks,
             table.first_chunk,

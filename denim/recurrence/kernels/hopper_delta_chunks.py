@@ -1,4 +1,4 @@
-"""The matrices inside the chunks of a gated delta rule on Hopper: gates, T = (I + A)^-1 diag(beta), scores.
+"""The matrices inside the chunks of a gated delta rule on Hopper: gates, T, scores (`delta_walk`).
 
 Owns the kernel; it makes what `gated_delta_chunks` makes elsewhere, for heads of 128, chunks of 64 tokens and
 16-bit rows. A program takes one chunk of one head: TMA brings q and k while the gates are made, and every
@@ -52,7 +52,7 @@ def chunk_matrices(
     dt_bias_ptr,
     chunks_ptr,
     since_ptr,
-    until_ptr,
+    strength_ptr,
     scale,
     beta_limit,
     least,
@@ -60,7 +60,7 @@ def chunk_matrices(
     key_heads: gl.constexpr,
 ):
     """rows: [T, channels]; solve, scores: [chunks * heads * 64, 64], all three in tiles of 64 x 64; since,
-    until: e^{G_t} and e^{G_C - G_t}, [chunks, heads, 64]."""
+    strength: e^{G_t} and beta_t e^{G_C - G_t}, [chunks, heads, 64]."""
     # The last chunks first: the walk begins with the first ones, which then are still in the cache.
     place = gl.num_programs(0) - 1 - gl.program_id(0)
     chunk = place // heads
@@ -101,14 +101,14 @@ def chunk_matrices(
     until = gl.sum(log_decay, 0) - since
     at = place.to(gl.int64) * SIZE + token
     gl.store(since_ptr + at, gl.exp2(since))
-    gl.store(until_ptr + at, gl.exp2(gl.minimum(until, 0.0)))
+    gl.store(strength_ptr + at, beta * gl.exp2(gl.minimum(until, 0.0)))
     since_row = gl.convert_layout(since, gl.SliceLayout(1, SQUARE))
     since_column = gl.convert_layout(since, gl.SliceLayout(0, SQUARE))
-    beta_row = gl.convert_layout(beta, gl.SliceLayout(1, SQUARE))
     beta_column = gl.convert_layout(beta, gl.SliceLayout(0, SQUARE))
     row = gl.arange(0, SIZE, layout=gl.SliceLayout(1, SQUARE))[:, None]
     column = gl.arange(0, SIZE, layout=gl.SliceLayout(0, SQUARE))[None, :]
-    decay = gl.where(row >= column, gl.exp2(since_row[:, None] - since_column[None, :]), 0.0)
+    fade = gl.exp2(since_row[:, None] - since_column[None, :]) * beta_column[None, :]
+    fade = gl.where(row >= column, fade, 0.0)
 
     mbarrier.wait(full.index(0), 0)
     if count < SIZE:  # what lies behind the chunk may be NaN, which products with zero do not undo
@@ -124,22 +124,21 @@ def chunk_matrices(
     scores = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     barrier()  # all have read q, whose place is taken by what is made of it
-    q_smem.index(0).store((scores * (decay * scale)).to(dtype))
+    q_smem.index(0).store((scores * (fade * scale)).to(dtype))
     alike = warpgroup_mma(k, k.permute((1, 0)), zero, use_acc=False, is_async=True)
     alike = warpgroup_mma_wait(0, deps=(alike,))
     barrier()
     # Its diagonal is not 0: of the products only blocks beside the diagonal ones are taken.
-    minus = alike * (-beta_row)[:, None] * decay
     work = k_smem._reinterpret(gl.float16, [2, SIZE, SIZE], shared)
-    work.index(0).store(minus.to(gl.float16))
+    work.index(0).store((alike * -fade).to(gl.float16))
     fence_async_shared()
     barrier()
     tma.async_copy_shared_to_global(scores_desc, [place * SIZE, 0], q_smem.index(0))
     of_block = gl.reshape(since, [BLOCKS, BLOCK])
-    fade = gl.convert_layout(of_block, gl.SliceLayout(2, NEAR))[:, :, None]
-    fade -= gl.convert_layout(of_block, gl.SliceLayout(1, NEAR))[:, None, :]
-    inverse = inverse_of_unit_lower(near_of(alike) * gl.exp2(-gl.abs(fade)), beta, work)
-    q_smem.index(1).store((inverse * beta_column[None, :]).to(dtype))
+    near_fade = gl.convert_layout(of_block, gl.SliceLayout(2, NEAR))[:, :, None]
+    near_fade -= gl.convert_layout(of_block, gl.SliceLayout(1, NEAR))[:, None, :]
+    inverse = inverse_of_unit_lower(near_of(alike) * gl.exp2(-gl.abs(near_fade)), beta, work)
+    q_smem.index(1).store(inverse.to(dtype))
     fence_async_shared()
     barrier()
     tma.async_copy_shared_to_global(solve_desc, [place * SIZE, 0], q_smem.index(1))

@@ -2,9 +2,9 @@
 
 Owns the kernel; it does what `delta_walk` does elsewhere, by the same formulas, for heads of 128, chunks of
 64 tokens and 16-bit rows. A program has one head of one segment of a sequence. One warp brings q, k, v, T and
-the scores by TMA into a ring of chunks, one brings the decays, and two groups of four warps have 64 rows of
-the state each. The products of a chunk stand in one line, from the state before it to the state behind it;
-what the outputs need beside that runs while the line waits.
+the scores by TMA into a ring of chunks, one brings decays and strengths, and two groups of four warps have 64
+rows of the state each. The products of a chunk stand in one line, from the state before it to the state
+behind it; what the outputs need beside that runs while the line waits.
 
 What lies behind the tokens of a chunk that is not full may be anything; k and v are cleared there.
 """
@@ -26,7 +26,7 @@ from denim.recurrence.kernels.hopper_delta_chunks import DIM
 from denim.recurrence.kernels.hopper_triangular import SIZE, barrier
 
 ROWS = gl.constexpr(64)  # of the state for a group of warps
-VECTORS = gl.constexpr(3)  # of a chunk: e^{G_t}, e^{G_C - G_t}, e^{G_C}
+VECTORS = gl.constexpr(3)  # of a chunk: e^{G_t}, beta_t e^{G_C - G_t}, e^{G_C}
 WALK_REGISTERS, FETCH_REGISTERS = gl.constexpr(232), gl.constexpr(40)
 
 
@@ -96,30 +96,30 @@ def _bring(
 
 @gluon.jit
 def _decays(vectors, full, free, where, pointers, head, heads: gl.constexpr, stages: gl.constexpr):
-    """Bring each chunk's decays, asked for a chunk ahead."""
+    """Bring each chunk's decays and strengths, asked for a chunk ahead."""
     _, begin, end = where
-    since_ptr, until_ptr = pointers
+    since_ptr, strength_ptr = pointers
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     token = gl.arange(0, SIZE, layout=layout)
     at = (begin.to(gl.int64) * heads + head) * SIZE + token
     since = gl.load(since_ptr + at)
-    until = gl.load(until_ptr + at)
+    strength = gl.load(strength_ptr + at)
     whole = gl.load(since_ptr + at - token + (SIZE - 1))
     s = 0
     turn = 0
     for chunk in range(begin, end):
         at = (gl.minimum(chunk + 1, end - 1).to(gl.int64) * heads + head) * SIZE + token
         next_since = gl.load(since_ptr + at)
-        next_until = gl.load(until_ptr + at)
+        next_strength = gl.load(strength_ptr + at)
         next_whole = gl.load(since_ptr + at - token + (SIZE - 1))
         mbarrier.wait(free.index(s), turn ^ 1)
         vectors.index(s * VECTORS).store(since)
-        vectors.index(s * VECTORS + 1).store(until)
+        vectors.index(s * VECTORS + 1).store(strength)
         vectors.index(s * VECTORS + 2).store(whole)
         barrier()
         mbarrier.arrive(full.index(s), count=1)
         since = next_since
-        until = next_until
+        strength = next_strength
         whole = next_whole
         s, turn = _next(s, turn, stages)
 
@@ -207,19 +207,19 @@ def _walk(
         else:
             values = gl.where(of_map, 0.0, values)
             read = warpgroup_mma_wait(0, deps=(read,))
-        wrong = gl.convert_layout((values - read * since[None, :]).to(dtype), left)
-        written = warpgroup_mma(wrong, t_smem.index(s).permute((1, 0)), zero, use_acc=False, is_async=True)
-        until = vectors.index(s * VECTORS + 1).load(gl.SliceLayout(0, square))
+        missing = gl.convert_layout((values - read * since[None, :]).to(dtype), left)
+        wrong = warpgroup_mma(missing, t_smem.index(s).permute((1, 0)), zero, use_acc=False, is_async=True)
+        strength = vectors.index(s * VECTORS + 1).load(gl.SliceLayout(0, square))
         fade = vectors.index(s * VECTORS + 2).load(gl.SliceLayout(1, wide))
         state = state * fade[:, None]
         if outputs:
             out = warpgroup_mma_wait(1, deps=(out,))
             out = out * (since * scale)[None, :]
-        written = warpgroup_mma_wait(0, deps=(written,))
+        wrong = warpgroup_mma_wait(0, deps=(wrong,))
         if outputs:
-            narrow = gl.convert_layout(written.to(dtype), left)
+            narrow = gl.convert_layout(wrong.to(dtype), left)
             out = warpgroup_mma(narrow, m_smem.index(s).permute((1, 0)), out, is_async=True)
-        written = gl.convert_layout((written * until[None, :]).to(dtype), left_of_wide)
+        written = gl.convert_layout((wrong * strength[None, :]).to(dtype), left_of_wide)
         state = warpgroup_mma(written, k, state, is_async=True)
         if outputs:
             out = warpgroup_mma_wait(1, deps=(out,))
@@ -254,7 +254,7 @@ def walk_chunks(
     solve_desc,
     scores_desc,
     since_ptr,
-    until_ptr,
+    strength_ptr,
     out_ptr,
     chunks_ptr,
     first_chunk_ptr,
@@ -340,7 +340,7 @@ def walk_chunks(
                 _bring,
                 (descriptors, rings, full, free, where, columns, head, of_map, heads, stages, outputs),
             ),
-            (_decays, (vectors, full, free, where, (since_ptr, until_ptr), head, heads, stages)),
+            (_decays, (vectors, full, free, where, (since_ptr, strength_ptr), head, heads, stages)),
         ],
         [4, 1, 1],
         [WALK_REGISTERS, FETCH_REGISTERS, FETCH_REGISTERS],

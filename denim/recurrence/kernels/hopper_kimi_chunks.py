@@ -100,10 +100,10 @@ def _over_pairs(x, level: gl.constexpr, wide: gl.constexpr):
 
 @gluon.jit
 def _faded(k, q, exponent):
-    """Keys and queries times 2^exponent, their channels renamed."""
+    """Keys and queries times 2^exponent, their channels renamed; of length 1 at most, which fp16 holds."""
     factor = gl.exp2(exponent)
-    keys = _renamed((k.to(gl.float32) * factor).to(k.dtype))
-    return keys, _renamed((q.to(gl.float32) * factor).to(k.dtype))
+    keys = _renamed((k.to(gl.float32) * factor).to(gl.float16))
+    return keys, _renamed((q.to(gl.float32) * factor).to(gl.float16))
 
 
 @gluon.jit
@@ -141,6 +141,7 @@ def _chunk_matrices(
     keys_ptr,
     queries_ptr,
     later_ptr,
+    strength_ptr,
     left_ptr,
     solve_desc,
     scores_desc,
@@ -149,8 +150,9 @@ def _chunk_matrices(
     least,
     heads: gl.constexpr,
 ):
-    """rows: [T, channels]; f: [T, H · 128]; b: [T, H]; keys, queries, later: [chunks, H, 64, 128]; left:
-    [chunks, H, 128]; solve, scores: [chunks * H * 64, 64] in tiles of 64 x 64."""
+    """rows: [T, channels]; f: [T, H · 128]; b: [T, H]; keys, queries, later: [chunks, H, 64, 128];
+    strength: beta, [chunks, H, 64]; left: [chunks, H, 128]; solve, scores: [chunks * H * 64, 64] in
+    tiles of 64 x 64."""
     place = gl.num_programs(0) - 1 - gl.program_id(0)
     chunk = place // heads
     head = place % heads
@@ -177,7 +179,7 @@ def _chunk_matrices(
     staged = gl.allocate_shared_memory(
         dtype, [3 * PARTS, SIZE, PART], gl.SwizzledSharedLayout(8, 1, 1, [1, 0])
     )
-    tiles = gl.allocate_shared_memory(dtype, [2, SIZE, PART], narrow)
+    tiles = gl.allocate_shared_memory(gl.float16, [2, SIZE, PART], narrow)
     made = gl.allocate_shared_memory(dtype, [2, SIZE, SIZE], shared)
     work = gl.allocate_shared_memory(gl.float16, [2, SIZE, SIZE], shared)
     totals = gl.allocate_shared_memory(gl.float32, [PARTS, BLOCKS, PART], flat)
@@ -280,20 +282,19 @@ def _chunk_matrices(
     own = gl.convert_layout(gl.reshape(own, [BLOCKS, BLOCK]), gl.SliceLayout(2, NEAR))[:, :, None]
     near_scores = gl.where(near_row == near_column, own, gl.where(near_row > near_column, near_scores, 0.0))
     scores = _assembled(beside_scores, across_scores) + on_diagonal(near_scores)
-    scores *= scale
     n = gl.arange(0, SIZE, layout=line)
     there = n < count
     b = gl.load(b_ptr + (first + n) * b_stride + head, mask=there, other=0.0).to(gl.float32)
     beta = gl.where(there, 1.0 / (1.0 + gl.exp(-b)), 0.0)
-    beta_column = gl.convert_layout(beta, gl.SliceLayout(0, SQUARE))
-    made.index(0).store(scores.to(dtype))
-    beta_row = gl.convert_layout(beta, gl.SliceLayout(1, SQUARE))
-    work.index(0).store((_assembled(beside_keys, across_keys) * -beta_row[:, None]).to(gl.float16))
+    gl.store(strength_ptr + place.to(gl.int64) * SIZE + n, beta)
+    beta_column = gl.convert_layout(beta, gl.SliceLayout(0, SQUARE))[None, :]
+    made.index(0).store((scores * (beta_column * scale)).to(dtype))
+    work.index(0).store((_assembled(beside_keys, across_keys) * -beta_column).to(gl.float16))
     fence_async_shared()
     barrier()
     tma.async_copy_shared_to_global(scores_desc, [place * SIZE, 0], made.index(0))
     inverse = inverse_of_unit_lower(near, beta, work)
-    made.index(1).store((inverse * beta_column[None, :]).to(dtype))
+    made.index(1).store(inverse.to(dtype))
     fence_async_shared()
     barrier()
     tma.async_copy_shared_to_global(solve_desc, [place * SIZE, 0], made.index(1))
@@ -302,7 +303,8 @@ def _chunk_matrices(
 
 def suits(rows: Tensor, f: Tensor, table: ChunkTable, state: Tensor) -> bool:
     """Whether the kernel takes rows [T, channels], the decay's projection f [T, H · d_k] and these states."""
-    alike = f.dtype == rows.dtype and f.stride(0) % 8 == 0 and f.data_ptr() % 16 == 0
+    # Rows are copied in pieces of 16 bytes, which the compiler allows for strides that are multiples of 16.
+    alike = f.dtype == rows.dtype and f.data_ptr() % 16 == 0 and f.stride(0) % 16 == rows.stride(0) % 16 == 0
     return alike and hopper_delta.suits(rows, table, state)
 
 
@@ -323,6 +325,7 @@ def kimi_chunk_terms(
     like = {"dtype": rows.dtype, "device": rows.device}
     solve, scores = torch.empty(2, chunks, heads, SIZE.value, SIZE.value, **like)
     keys, queries, later = torch.empty(3, chunks, heads, SIZE.value, DIM.value, **like)
+    strength = torch.empty(chunks, heads, SIZE.value, dtype=torch.float32, device=rows.device)
     left = torch.empty(chunks, heads, DIM.value, dtype=torch.float32, device=rows.device)
     _chunk_matrices[(chunks * heads,)](
         rows,
@@ -337,6 +340,7 @@ def kimi_chunk_terms(
         keys,
         queries,
         later,
+        strength,
         left,
         matrix(solve.view(-1, SIZE.value)),
         matrix(scores.view(-1, SIZE.value)),
@@ -346,4 +350,4 @@ def kimi_chunk_terms(
         heads=heads,
         num_warps=4,
     )
-    return ChunkTerms(solve, scores, keys, queries, later, None, None, left)
+    return ChunkTerms(solve, scores, keys, queries, later, None, strength, left)

@@ -96,15 +96,15 @@ def _own_block(spread: gl.constexpr):
 def _near_inverse(near, beta):
     """The inverses [4, 16, 16] of the diagonal blocks of I + A, each in one warp.
 
-    near: A's, before beta, and their transposes above the diagonal; beta: [64], of the rows. The products of
-    a level need T and A as left and as right operands. What a warp holds of a matrix as a result is what it
-    needs of it as a left operand, and of its transpose as a right one: so T and T^T are carried on together,
-    and nothing goes from thread to thread.
+    near: A's, before beta, and their transposes above the diagonal; beta: [64], of A's columns. The
+    products of a level need T and A as left and as right operands. What a warp holds of a matrix as a result
+    is what it needs of it as a left operand, and of its transpose as a right one: so T and T^T are carried on
+    together, and nothing goes from thread to thread.
     """
     row, column = near_places()
     beta = gl.reshape(beta, [BLOCKS, BLOCK])
-    lower = -near * gl.convert_layout(beta, gl.SliceLayout(2, NEAR))[:, :, None]
-    upper = -near * gl.convert_layout(beta, gl.SliceLayout(1, NEAR))[:, None, :]
+    lower = -near * gl.convert_layout(beta, gl.SliceLayout(1, NEAR))[:, None, :]
+    upper = -near * gl.convert_layout(beta, gl.SliceLayout(2, NEAR))[:, :, None]
     lower = gl.where(row > column, lower, 0.0)
     upper = gl.where(row < column, upper, 0.0)
     one = gl.where(row == column, 1.0, 0.0)
@@ -128,8 +128,8 @@ def _near_inverse(near, beta):
 @gluon.jit
 def inverse_of_unit_lower(near, beta, work):
     """(I + A)^-1, [64, 64]. near: [4, 16, 16], A's diagonal blocks before beta, and their transposes above
-    the diagonal; beta: [64]; work: [2, 64, 64] fp16 in shared memory, the first -A, of which nothing is taken
-    but what lies below the diagonal blocks, visible to all threads and to wgmma."""
+    the diagonal; beta: [64], of A's columns; work: [2, 64, 64] fp16 in shared memory, the first -A, of
+    which nothing is taken but what lies below the diagonal blocks, visible to all threads and to wgmma."""
     left: gl.constexpr = gl.DotOperandLayout(0, SQUARE, 2)
     row = gl.arange(0, SIZE, layout=gl.SliceLayout(1, SQUARE))[:, None]
     column = gl.arange(0, SIZE, layout=gl.SliceLayout(0, SQUARE))[None, :]

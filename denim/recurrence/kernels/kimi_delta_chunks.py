@@ -1,9 +1,9 @@
 """Prefill of KDA by chunks: gates, the matrices inside each chunk, and the pass over the chunks.
 
-Owns, for a decay per key channel, step 3 of `denim.recurrence.gated_delta`: `_fade` makes the log-decays'
-sums and keys and queries as the pass wants them, faded; `_solve` makes (I + A)^-1 diag(beta) of the products
-of `faded_products`. On Hopper `hopper_kimi_chunks` makes all of that where it suits. Knows the layout of the
-convolved rows; the walk from chunk to chunk is `delta_pass`.
+Owns, for a decay per key channel, step 3 of `denim.recurrence.gated_delta`: `_fade` makes beta, the
+log-decays' sums, and keys and queries as the pass wants them, faded; `_solve` makes T of `delta_walk` of the
+products of `faded_products`. On Hopper `hopper_kimi_chunks` makes all of that where it suits. Knows the
+layout of the convolved rows; the walk from chunk to chunk is `delta_pass`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def _fade(
     row_stride,
     f_ptr,
     f_stride,
+    b_ptr,
+    b_stride,
     a_log_ptr,
     dt_bias_ptr,
     chunks_ptr,
@@ -45,6 +47,7 @@ def _fade(
     keys_ptr,
     queries_ptr,
     later_ptr,
+    strength_ptr,
     left_ptr,
     floor,
     heads: tl.constexpr,
@@ -55,7 +58,7 @@ def _fade(
     linear: tl.constexpr,
     exact: tl.constexpr,
 ):
-    """Sums of a chunk's log-decays (base 2), and keys and queries faded by them, for `width` channels."""
+    """beta; of `width` channels sums of a chunk's log-decays (base 2), and keys and queries faded by them."""
     place = tl.program_id(0).to(tl.int64)
     chunk = place // heads
     head = tl.program_id(0) % heads
@@ -101,33 +104,29 @@ def _fade(
     tl.store(queries_ptr + place_at + target, (q * since).to(dtype), mask=there)
     tl.store(later_ptr + place_at + target, (k * until).to(dtype), mask=there)
     tl.store(left_ptr + place * key_dim + lane, tl.exp2(total), mask=real)
+    if tl.program_id(1) == 0:
+        held = token < count
+        beta = tl.load(b_ptr + (first + token) * b_stride + head, mask=held, other=0.0).to(tl.float32)
+        tl.store(strength_ptr + place * size + token, tl.where(held, tl.sigmoid(beta), 0.0))
 
 
 @triton.jit(do_not_specialize_on_alignment=TABLE)
 def _solve(
     products_ptr,
-    b_ptr,
-    b_stride,
     chunks_ptr,
     solve_ptr,
     heads: tl.constexpr,
     size: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """(I + A)^-1 diag(beta) of the products of keys."""
+    """T of the products of keys."""
     place = tl.program_id(0).to(tl.int64)
-    chunk = place // heads
-    sequence = tl.load(chunks_ptr + chunk * 3)
-    first = tl.load(chunks_ptr + chunk * 3 + 1).to(tl.int64)
-    token = tl.arange(0, size)
-    live = token < tl.load(chunks_ptr + chunk * 3 + 2)
-    if sequence < 0:
+    if tl.load(chunks_ptr + place // heads * 3) < 0:
         return
-    beta = tl.load(b_ptr + (first + token) * b_stride + place % heads, mask=live, other=0.0).to(tl.float32)
-    beta = tl.where(live, tl.sigmoid(beta), 0.0)
+    token = tl.arange(0, size)
     square = place * (size * size) + token[:, None] * size + token[None, :]
-    lower = tl.load(products_ptr + square, mask=token[:, None] > token[None, :], other=0.0) * beta[:, None]
-    solve = inverse_of_unit_lower(lower, size, precision) * beta[None, :]
+    lower = tl.load(products_ptr + square, mask=token[:, None] > token[None, :], other=0.0)
+    solve = inverse_of_unit_lower(lower, size, precision)
     tl.store(solve_ptr + square, solve.to(solve_ptr.dtype.element_ty))
 
 
@@ -150,6 +149,7 @@ def chunk_terms(
     solve, scores = torch.empty(2, chunks, heads, size, size, **like)
     keys, queries, later = torch.empty(3, chunks, heads, size, key_dim, **like)
     left = torch.empty(chunks, heads, key_dim, dtype=torch.float32, device=rows.device)
+    strength = torch.empty(chunks, heads, size, dtype=torch.float32, device=rows.device)
     sums = torch.empty(chunks, heads, size, key_dim, dtype=torch.float32, device=rows.device)
     precision = "ieee" if rows.dtype == torch.float32 else "tf32"
     width = min(CHANNELS, triton.next_power_of_2(key_dim))
@@ -158,6 +158,8 @@ def chunk_terms(
         rows.stride(0),
         f,
         f.stride(0),
+        b,
+        b.stride(0),
         a_log,
         dt_bias,
         table.chunks,
@@ -165,6 +167,7 @@ def chunk_terms(
         keys,
         queries,
         later,
+        strength,
         left,
         decay_floor,
         heads=heads,
@@ -177,11 +180,9 @@ def chunk_terms(
         num_warps=4,
     )
     products = torch.empty(chunks, heads, size, size, dtype=torch.float32, device=rows.device)
-    faded_products(rows, table.chunks, sums, products, scores, scale, precision)
+    faded_products(rows, table.chunks, sums, strength, products, scores, scale, precision)
     _solve[(chunks * heads,)](
         products,
-        b,
-        b.stride(0),
         table.chunks,
         solve,
         heads=heads,
@@ -189,7 +190,7 @@ def chunk_terms(
         precision=precision,
         num_warps=4,
     )
-    return ChunkTerms(solve, scores, keys, queries, later, None, None, left)
+    return ChunkTerms(solve, scores, keys, queries, later, None, strength, left)
 
 
 def kimi_delta_chunks(

@@ -40,7 +40,7 @@ def inverse_of_unit_lower(lower, size: tl.constexpr, precision: tl.constexpr):
     it outgrows the result (a series of powers of `lower` does: binomials for equal keys). The steps inside
     blocks of 16 rows are products of 16 x 16 for all blocks, the others products of the whole matrix.
     precision "ieee": fp32; otherwise operands have 11 bits (fp16, whose range holds them: entries of the
-    inverse are at most max beta for keys of length 1), sums are fp32.
+    delta rules' inverses are at most 1 and max beta for keys of length 1), sums are fp32.
     """
     blocks: tl.constexpr = size // BLOCK
     of_row = tl.arange(0, blocks)[:, None, None, None]

@@ -18,6 +18,8 @@ from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NARROW = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter multiplies bf16 as integers
+# Of one rounding: root mean square of the error against that of the values, which are normal.
+ROUNDING = 0.213 * torch.finfo(NARROW).eps
 SLOTS = 12
 Saves = Sequence[Sequence[tuple[int, int]]]
 
@@ -176,6 +178,15 @@ def test_saved_states_and_padding() -> None:
 def test_weak_and_strong_decay(decay: float, dtype: torch.dtype) -> None:
     case = Case.random([80], [4], [4], dtype=dtype, decay=decay, beta_limit=2.0)
     assert_near(case.run(), case.reference(), dtype)
+
+
+def test_strong_decay_leaves_a_value_few_roundings() -> None:
+    """beta v on its way into the state; the score and the output itself on its way out. A second one of the
+    state, or a third of the output, would be seen."""
+    case = Case.random([128], [4], [4], sizes=(8, 1, 32, 32), dtype=NARROW, size=64, decay=1e4)
+    for roundings, mine, theirs in zip((2, 1), case.run(), case.reference(), strict=True):
+        error = (mine.double() - theirs).nan_to_num().norm() / theirs.nan_to_num().norm()
+        assert error < (roundings + 0.5) ** 0.5 * ROUNDING
 
 
 def test_equal_keys() -> None:
