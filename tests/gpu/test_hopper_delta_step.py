@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from denim.recurrence.kernels.hopper_delta_step import suits
+from denim.recurrence.kernels.hopper_delta_spread import hopper_delta_spread
+from denim.recurrence.kernels.hopper_delta_step import hopper_delta_step, suits
+from tests.recurrence.kernels.test_gated_delta_step import EPS
 from tests.recurrence.kernels.test_gated_delta_step import Case as Gated
 from tests.recurrence.kernels.test_kimi_delta_step import Case as Kimi
 
@@ -55,29 +59,29 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     many, few = (Gated.random(16, 1, DIM, DIM, torch.float32, SLOTS) for _ in range(2))
     some = slice(6, 8)
     few.projected, few.slots = few.projected[some], few.slots[some]
-    assert suits(few.state, 2, 16)
-    assert torch.equal(many.fused()[some], few.fused())
-    assert torch.equal(many.state[SLOTS[some]], few.state[SLOTS[some]])
+    state = few.state.cuda()
+    assert torch.equal(run(hopper_delta_step, few, state).cpu(), many.fused()[some])
+    assert torch.equal(state[SLOTS[some]].cpu(), many.state[SLOTS[some]])
 
 
-def test_slots_far_apart() -> None:
+@pytest.mark.parametrize("kernel", [hopper_delta_step, hopper_delta_spread])
+def test_slots_far_apart(kernel: Callable[..., Tensor]) -> None:
     """The last slot's place passes 2^31 elements; what is not touched takes no memory."""
-    case, near = (Gated.random(16, 1, DIM, DIM, torch.float32, [4, 1]) for _ in range(2))
+    case = Gated.random(16, 1, DIM, DIM, torch.float32, [4, 1])
     pitch = 2**31 // 4
     far = torch.empty(5 * pitch, device="cuda").as_strided(case.state[:5].shape, (pitch, DIM * DIM, DIM, 1))
     for slot in (1, 4):
         far[slot] = case.state[slot].cuda()
-    case.state = far
-    out, expected = run_in_place(case), near.fused()
-    assert torch.equal(out.cpu(), expected)
-    assert torch.equal(far[[1, 4]].cpu(), near.state[[1, 4]])
+    near = case.state.cuda()
+    assert torch.equal(run(kernel, case, far), run(kernel, case, near))
+    assert torch.equal(far[[1, 4]], near[[1, 4]])
 
 
-def run_in_place(case: Gated) -> Tensor:
-    """`Case.fused` without the way of the states to the CPU and back."""
-    from denim.recurrence.kernels.gated_delta_step import gated_delta_step_fused
-
-    weights = (case.projected, case.conv.t().contiguous(), case.a_log, case.dt_bias, case.norm)
-    arrivals = torch.zeros(len(case.slots), case.key_heads, dtype=torch.int32, device="cuda")
-    places = (case.slots.cuda(), case.window.cuda(), case.state, arrivals)
-    return gated_delta_step_fused(*(t.cuda() for t in weights), 1e-6, *places)
+def run(kernel: Callable[..., Tensor], case: Gated, state: Tensor) -> Tensor:
+    """A case's step by one kernel, on states on the GPU, which are updated in place; no window is."""
+    heads, channels = state.shape[1], len(case.conv)
+    projected, window = case.projected.cuda(), case.window.cuda()
+    z, b, a = projected[:, channels:].split((heads * DIM, heads, heads), dim=1)
+    weights = (case.conv.t().contiguous(), case.a_log, case.dt_bias, case.norm)
+    places = (case.slots.cuda(), window, state, case.key_heads)
+    return kernel(projected, z, b, a, *(w.cuda() for w in weights), EPS, *places, vector_decay=False)

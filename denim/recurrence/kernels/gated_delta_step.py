@@ -3,7 +3,8 @@
 Fuses the short convolution with SiLU, the normalisation of q and k, the gates, the gated delta rule on the
 state in its arena slot, and the gated norm. The state is read once and written once, or only read where
 writes are deferred (`denim.recurrence.deferred`); everything else that moves is a few KiB a row. How several
-programs share a key head: `fused_delta`. On Hopper `hopper_delta_step` takes what suits it.
+programs share a key head: `fused_delta`. On Hopper `hopper_delta_spread` and `hopper_delta_step` take what
+suits them.
 
 Offsets into slots are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
 """
@@ -261,16 +262,17 @@ def gated_delta_step_fused(
     group = value_heads // key_heads
     recording = ring is not None
     if not recording and tiling is None and on_hopper(state.device):
+        from denim.recurrence.kernels.hopper_delta_spread import hopper_delta_spread
+        from denim.recurrence.kernels.hopper_delta_spread import suits as few
         from denim.recurrence.kernels.hopper_delta_step import hopper_delta_step, suits
 
-        if suits(state, rows, key_heads):
+        step = hopper_delta_spread if few(state, rows, key_heads) else hopper_delta_step
+        if step is hopper_delta_spread or suits(state, rows, key_heads):
             values = value_heads * value_dim
             z, b, a = projected[:, window.shape[2] :].split((values, value_heads, value_heads), dim=1)
             weights = (conv_taps, a_log, dt_bias, norm_scale, norm_eps)
             places = (slots, window, state, key_heads)
-            return hopper_delta_step(
-                projected, z, b, a, *weights, *places, vector_decay=False, beta_limit=beta_limit
-            )
+            return step(projected, z, b, a, *weights, *places, vector_decay=False, beta_limit=beta_limit)
     if tiling is None:
         whole = WHOLE if recording else WHOLE_WRITTEN
         tiling = tiling_of(rows * value_heads, value_dim, recording=recording, whole=whole)

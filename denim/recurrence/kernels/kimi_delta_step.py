@@ -3,7 +3,7 @@
 Fuses the short convolution with SiLU, the normalisation of q and k, the gates, the delta rule with a decay
 per key channel on the state in its arena slot, and the norm with its sigmoid gate. The state is read once and
 written once, or only read where writes are deferred (`denim.recurrence.deferred`). How several programs share
-a head: `fused_delta`. On Hopper `hopper_delta_step` takes what suits it.
+a head: `fused_delta`. On Hopper `hopper_delta_spread` and `hopper_delta_step` take what suits them.
 
 Offsets into slots are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
 """
@@ -252,14 +252,15 @@ def kimi_delta_step_fused(
     assert window.stride(1) == window.shape[2] and state[0].is_contiguous()
     assert arrivals.is_contiguous() and conv_taps.is_contiguous()
     if ring is None and tiling is None and on_hopper(state.device):
+        from denim.recurrence.kernels.hopper_delta_spread import hopper_delta_spread
+        from denim.recurrence.kernels.hopper_delta_spread import suits as few
         from denim.recurrence.kernels.hopper_delta_step import hopper_delta_step, suits
 
-        if suits(state, rows, heads):
+        step = hopper_delta_spread if few(state, rows, heads) else hopper_delta_step
+        if step is hopper_delta_spread or suits(state, rows, heads):
             weights = (conv_taps, a_log, dt_bias, norm_scale, norm_eps)
             places = (slots, window, state, heads)
-            return hopper_delta_step(
-                qkv, g, b, f, *weights, *places, vector_decay=True, decay_floor=decay_floor
-            )
+            return step(qkv, g, b, f, *weights, *places, vector_decay=True, decay_floor=decay_floor)
     tiling = tiling or tiling_of(rows * heads, value_dim, recording=ring is not None)
     splits = tiling.splits(value_dim)
     assert splits == 1 or rows <= len(arrivals)

@@ -1,0 +1,89 @@
+"""The decode step of the delta rules for few rows on Hopper, a head spread over a cluster, beside the plain
+parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from denim.recurrence.kernels.hopper_delta_spread import GROUPS, hopper_delta_spread, suits
+from tests.recurrence.kernels.test_gated_delta_step import EPS
+from tests.recurrence.kernels.test_gated_delta_step import SLOTS as ARENA
+from tests.recurrence.kernels.test_gated_delta_step import Case as Gated
+from tests.recurrence.kernels.test_kimi_delta_step import Case as Kimi
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper"
+    ),
+]
+
+DIM = 128
+# Padding at the start, in the midst and at the end.
+SLOTS = [-1, 3, 8, -1, -1, 0, -1]
+LIVE = [i for i, slot in enumerate(SLOTS) if slot >= 0]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def check(case: Gated | Kimi, key_heads: int, dtype: torch.dtype) -> None:
+    assert suits(case.state, len(case.slots), key_heads)
+    expected, window, state = case.plain()
+    out = case.fused()
+    tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    torch.testing.assert_close(out[LIVE], expected, **tolerance)
+    torch.testing.assert_close(case.window, window, equal_nan=True, atol=0, rtol=0)
+    torch.testing.assert_close(case.state, state, equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("group", GROUPS)
+def test_gated_delta(group: int, dtype: torch.dtype) -> None:
+    case = Gated.random(2, group, DIM, DIM, dtype, SLOTS)
+    case.beta_limit = 2.0
+    check(case, 2, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("floor", [None, -5.0])
+def test_kimi_delta(floor: float | None, dtype: torch.dtype) -> None:
+    case = Kimi.random(4, DIM, DIM, dtype, SLOTS)
+    case.floor = floor
+    check(case, 4, dtype)
+
+
+def test_steps_that_overlap() -> None:
+    """A captured graph of several layers' steps, each of which begins before the end of the one before it,
+    gives the bits of steps that run one by one, whatever slots the rows move to."""
+    layers, rows, heads = 6, 4, 32
+    case = Gated.random(16, 2, DIM, DIM, torch.bfloat16, [*range(ARENA)])
+    weights = [w.cuda() for w in (case.conv.t().contiguous(), case.a_log, case.dt_bias, case.norm)]
+    tokens = torch.randn(layers, rows, case.projected.shape[1], dtype=torch.bfloat16, device="cuda")
+    slots = torch.arange(rows, device="cuda")
+    places = [[(case.window.cuda(), case.state.cuda()) for _ in range(layers)] for _ in range(2)]
+
+    def step(layer: int, way: int) -> Tensor:
+        z, b, a = tokens[layer][:, len(case.conv) :].split((heads * DIM, heads, heads), dim=1)
+        here = (slots, *places[way][layer], case.key_heads)
+        return hopper_delta_spread(tokens[layer], z, b, a, *weights, EPS, *here, vector_decay=False)
+
+    order = [*range(layers)] * 2
+    step(0, 0), step(0, 1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [step(layer, 0) for layer in order]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        picked = torch.randperm(ARENA, generator=generator)[:rows]
+        picked[torch.rand(rows, generator=generator) < 0.3] = -1
+        slots.copy_(picked)
+        graph.replay()
+        live = picked >= 0
+        for out, layer in zip(outs, order, strict=True):
+            expected = step(layer, 1)
+            torch.cuda.synchronize()
+            assert torch.equal(out[live], expected[live])
+        for overlapped, single in zip(*places, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(overlapped, single, strict=True))
