@@ -125,10 +125,16 @@ def _exact_ids(prompt: Sequence[int]) -> list[int] | None:
         if set(map(type, tokens)) <= {int}:  # nearly always; a look at each of 32k ids would take 10 ms
             return tokens
         whole = [int(token) for token in tokens]
-        exact = all(a == b and not isinstance(b, bool | str) for a, b in zip(whole, tokens, strict=True))
+        kinds = {getattr(token, "dtype", type(token)) for token in tokens}
+        exact = not any(map(_is_bool, kinds)) and all(a == b for a, b in zip(whole, tokens, strict=True))
     except (TypeError, ValueError, OverflowError):
         return None
     return whole if exact else None
+
+
+def _is_bool(kind: object) -> bool:
+    """Of a type, or of the dtype of an array's or a tensor's element."""
+    return kind is bool or str(kind).endswith("bool")
 
 
 def _short(value: object) -> str:

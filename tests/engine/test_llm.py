@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import denim
 from denim import LLM, RequestError, SamplingParams
@@ -25,8 +27,6 @@ def talker(speaking: Path) -> LLM:
 
 def script(llm: LLM, monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
     """Make the model draw these tokens, whatever it is asked."""
-    import torch
-
     drawn = iter(tokens)
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
@@ -289,6 +289,8 @@ def assert_idle(llm: LLM) -> None:
         ([[1, 5, VOCAB]], f"token id {VOCAB} at position 2"),
         ([[1.5]], "a prompt is a string or a list of token ids"),
         ([[True]], "a prompt is a string or a list of token ids"),
+        ([np.array([True, False])], "a prompt is a string or a list of token ids"),
+        ([torch.tensor([True])], "a prompt is a string or a list of token ids"),
         ([[1, "a"]], "a prompt is a string or a list of token ids"),
         ([None], "a prompt is a string or a list of token ids"),
         (None, "prompts are a string"),
