@@ -109,6 +109,7 @@ def _dtypes(spec: ModelSpec, layout: ArenaLayout) -> str:
     parts = [weights, *(f"{dtype} KV" for dtype in kv - {spec.dtype})]
     if layout.has(SLOT):
         deferred = f" written every {layout.records} steps" if layout.records else ""
+        deferred += f" where {layout.record_from} or more decode" if layout.record_from else ""
         parts.append(f"{spec.state_dtype} states{deferred}")
     return ", ".join(parts)
 
