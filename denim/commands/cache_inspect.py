@@ -79,7 +79,8 @@ def _ask(url: str, api_key: str | None) -> str:
         hint = "; give --api-key" if error.code in (401, 403) else ""
         raise ConfigError(f"{url} answered {error.code} {error.reason}{hint}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{url} cannot be asked: {error}; is `denim serve` running there?") from None
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise ConfigError(f"{url} cannot be asked: {why}; is `denim serve` running there?") from None
 
 
 def drawn(found: dict[str, Any], most: int) -> Tree:
@@ -139,8 +140,9 @@ def node_text(node: dict[str, Any]) -> str:
     checkpoint = node["checkpoint"]
     parts = [f"{node['start']:,} → {node['end']:,}"]
     if checkpoint is not None:
-        hits = f", {checkpoint['hits']:,} hits" if checkpoint["hits"] else ""
-        parts.append(f"[green]●[/] {checkpoint['kind']}{hits}")
+        hits = checkpoint["hits"]
+        used = f", {hits:,} hit{'' if hits == 1 else 's'}" if hits else ""
+        parts.append(f"[green]●[/] {checkpoint['kind']}{used}")
     elif node["lost"]:
         parts.append(f"[yellow]○[/] {node['lost'].replace('_', ' ')}")
     if node["bytes"]:

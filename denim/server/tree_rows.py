@@ -55,7 +55,8 @@ def _bar(node: dict[str, Any], longest: int) -> dict[str, Any]:
     start, end, checkpoint = node["start"], node["end"], node["checkpoint"]
     parts = [f"tokens {start:,} to {end:,}"]
     if checkpoint is not None:
-        parts.append(f"checkpoint at {end:,} ({checkpoint['kind']}), {checkpoint['hits']:,} hits")
+        hits = checkpoint["hits"]
+        parts.append(f"checkpoint at {end:,} ({checkpoint['kind']}), {hits:,} hit{'' if hits == 1 else 's'}")
     elif node["lost"]:
         parts.append(f"no checkpoint: {node['lost'].replace('_', ' ')}")
     if node["running"]:

@@ -52,7 +52,9 @@ def test_what_a_line_says() -> None:
     assert "1,000 → 2,500" in text and "○[/] no memory" in text and "ids only" in text and "2 running" in text
     kept = node | {"checkpoint": {"kind": "mark", "hits": 0}, "bytes": 2048, "below": 1, "running": 0}
     assert "● " in node_text(kept).replace("[/]", "") and "2 KiB" in node_text(kept)
-    assert "hits" not in node_text(kept)
+    assert "hit" not in node_text(kept)
+    used = kept | {"checkpoint": {"kind": "mark", "hits": 1}}
+    assert "mark, 1 hit  " in node_text(used)
 
 
 def test_the_heading_counts() -> None:
@@ -128,5 +130,6 @@ def test_what_is_no_snapshot(tmp_path: Path, content: str | None, message: str) 
 
 
 def test_a_server_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="is `denim serve` running there"):
+    message = r"asked: \[Errno \d+\] Connection refused; is `denim serve` running there"
+    with pytest.raises(ConfigError, match=message):
         read_snapshot("http://127.0.0.1:9")

@@ -28,7 +28,7 @@ def test_a_chain_is_one_row_and_a_branch_another() -> None:
                 node(None, 0, 100, hits=4, below=4),
                 node(0, 100, 200, hits=0, below=2),
                 node(0, 100, 400, running=1, below=1),
-                node(1, 200, 300, hits=0),
+                node(1, 200, 300, hits=1),
             ]
         )
     )
@@ -39,6 +39,7 @@ def test_a_chain_is_one_row_and_a_branch_another() -> None:
     assert [row[0]["rise"] for row in shown["rows"]] == [None, f"{ROW_HEIGHT}px"]
     first = shown["rows"][0][0]
     assert first["text"] == "tokens 0 to 100; checkpoint at 100 (prompt end), 4 hits; 1 KiB"
+    assert "(prompt end), 1 hit; " in shown["rows"][1][-1]["text"]
     assert shown["ticks"][-1] == {"left": "100%", "text": "400"}
     assert shown["text"].startswith("3 checkpoints, 4 KiB with their pages; policy auto")
 
