@@ -64,27 +64,38 @@ def largest_chunk(dtype: torch.dtype) -> int:
     return 32 if dtype == torch.float32 else 64
 
 
-def plan_of(table: ChunkTable, state: Tensor, dtype: torch.dtype) -> PassPlan:
-    """How to cut the pass over states [slots, Hv, d_v, d_k], from numbers that the host knows."""
+def plan_of(table: ChunkTable, state: Tensor, dtype: torch.dtype, *, vector: bool = False) -> PassPlan:
+    """How to cut the pass over states [slots, Hv, d_v, d_k], from numbers that the host knows. vector: the
+    decay is one for each key channel."""
     heads, value_dim, key_dim = state.shape[1:]
     if dtype == torch.float32:  # one segment a sequence, for the sake of exactness
         return PassPlan(rows=32, warps=8, stages=1, span=0)
     if key_dim > LARGEST_JOINED:
         return PassPlan(rows=64, warps=8, stages=1, span=0)
-    rows = 64  # the least that Hopper's tensor cores take from registers
-    # Walks that are under way at once, on average.
-    walks = heads * triton.cdiv(value_dim, rows) * len(table.chunks) / max(table.longest, 1)
-    segments = min(int(walks_at_once(state.device) / walks), table.longest // LEAST_SPAN)
-    span = triton.cdiv(table.longest, segments) if segments >= LEAST_SEGMENTS else 0
-    return PassPlan(rows, warps=4, stages=2, span=span)
+    narrow = PassPlan(rows=64, warps=4, stages=2, span=0)  # the least rows that Hopper's wgmma takes
+    wide = PassPlan(rows=128, warps=8, stages=2, span=0)
+    processors = multiprocessors(state.device)
+    under_way = heads * len(table.chunks) / max(table.longest, 1)  # whole sequences' heads, on average
+    programs = under_way * triton.cdiv(value_dim, narrow.rows)
+    if vector and value_dim > narrow.rows:
+        # Tiles of faded keys and queries leave room for one program on a multiprocessor. One of 128 rows
+        # reads them once for two of 64; but where those have a place each, they are faster. The walk for B
+        # and P has 2 s - 3 wide programs for each walk of s segments.
+        segments = (processors / (under_way * triton.cdiv(value_dim, wide.rows)) + 3) / 2
+        cut, whole = wide, narrow if programs <= processors else wide
+    else:
+        segments = 2 * processors / programs  # two share a multiprocessor
+        cut, whole = narrow, narrow
+    segments = min(int(segments), table.longest // LEAST_SPAN)
+    if segments < LEAST_SEGMENTS:
+        return whole
+    return cut._replace(span=triton.cdiv(table.longest, segments))
 
 
 @cache
-def walks_at_once(device: torch.device) -> int:
-    """Programs that fill a device: two on each multiprocessor."""
-    if device.type != "cuda":
-        return 1
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+def multiprocessors(device: torch.device) -> int:
+    """Of a CUDA device; elsewhere one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def delta_pass(

@@ -229,5 +229,5 @@ def kimi_delta_chunks(
     if terms is None:
         terms = chunk_terms(*inputs)
     if plan is None:
-        plan = plan_of(table, state, rows.dtype)
+        plan = plan_of(table, state, rows.dtype, vector=True)
     return delta_pass(terms, rows[:, 2 * heads * key_dim :], table, state, scale, plan)
