@@ -3,8 +3,7 @@
 Fuses the short convolution with SiLU, the normalisation of q and k, the gates, the gated delta rule on the
 state in its arena slot, and the gated norm. The state is read once and written once, or only read where
 writes are deferred (`denim.recurrence.deferred`); everything else that moves is a few KiB a row. How several
-programs share a key head: `fused_delta`. On Hopper `hopper_delta_spread` and `hopper_delta_step` take what
-suits them.
+programs share a key head: `fused_delta`. On Hopper `hopper_decode` may name another kernel.
 
 Offsets into slots are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
 """
@@ -261,13 +260,11 @@ def gated_delta_step_fused(
     assert arrivals.is_contiguous() and conv_taps.is_contiguous()
     group = value_heads // key_heads
     recording = ring is not None
-    if not recording and tiling is None and on_hopper(state.device):
-        from denim.recurrence.kernels.hopper_delta_spread import hopper_delta_spread
-        from denim.recurrence.kernels.hopper_delta_spread import suits as few
-        from denim.recurrence.kernels.hopper_delta_step import hopper_delta_step, suits
+    if tiling is None and on_hopper(state.device):
+        from denim.recurrence.kernels.hopper_decode import step_for
 
-        step = hopper_delta_spread if few(state, rows, key_heads) else hopper_delta_step
-        if step is hopper_delta_spread or suits(state, rows, key_heads):
+        step = step_for(state, rows, key_heads, ring, pending)
+        if step is not None:
             values = value_heads * value_dim
             z, b, a = projected[:, window.shape[2] :].split((values, value_heads, value_heads), dim=1)
             weights = (conv_taps, a_log, dt_bias, norm_scale, norm_eps)

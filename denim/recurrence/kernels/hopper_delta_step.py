@@ -1,10 +1,10 @@
 """One decode step of a delta-rule layer between its projections, on Hopper: heads one behind the other.
 
 Owns the kernel; it does what `gated_delta_step` and `kimi_delta_step` do elsewhere, by the same formulas and
-with scalar or vector decay, for fp32 states of 128 x 128 that are written in every step. A program takes all
-value heads of a key head (`state_ring`), so a window has one owner and an output is normalised by the program
-that has all of it: programs wait for nobody. What the next head needs beside its state is asked for while one
-is computed.
+with scalar or vector decay, for fp32 states of 128 x 128, written in every step or recorded
+(`denim.recurrence.deferred`). A program takes all value heads of a key head (`state_ring`), so a window has
+one owner and an output is normalised by the program that has all of it: programs wait for nobody. What the
+next head needs beside its state (`delta_token`, `head_records`) is asked for while one is computed.
 
 Rows of padding are skipped. Offsets into slots are 64-bit.
 """
@@ -12,13 +12,26 @@ Rows of padding are skipped. Offsets into slots are 64-bit.
 from __future__ import annotations
 
 import torch
+import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra import cuda as tl_cuda
 
+from denim.recurrence.deferred import Ring
 from denim.recurrence.gated_delta import L2NORM_EPS
+from denim.recurrence.kernels.delta_token import (
+    convolve,
+    gated_norm,
+    load_columns,
+    load_rates,
+    load_token,
+    log_decay_of,
+    move_window,
+)
+from denim.recurrence.kernels.exponentials import exp, sigmoid
+from denim.recurrence.kernels.head_records import faded, load_records, store_record
 from denim.recurrence.kernels.overlap import launch_options
 from denim.recurrence.kernels.state_ring import (
     DIM,
@@ -30,98 +43,63 @@ from denim.recurrence.kernels.state_ring import (
     barrier,
     behind,
     bring,
+    first_head,
     give,
     live,
     new_ring,
     pieces_of,
     processors,
-    slot_of,
     slot_pieces,
     stages_for,
     take,
 )
 from denim.recurrence.kernels.state_ring import suits as ring_suits
-
-LINEAR = gl.constexpr(20.0)  # above it softplus(x) = x in fp32
+from denim.recurrence.kernels.update_ring import ring_arguments
 
 # Key heads of all rows, for each value head of one, below which heads spread over programs are faster.
 LEAST_HEADS = 32
+LONGEST = 9  # ring of records: no more are pending, when a step begins, than a program has warps
 
 
-def suits(state: Tensor, rows: int, key_heads: int) -> bool:
-    """Whether the kernel takes a step of so many rows with states [slots, Hv, d_v, d_k], and is faster: as
-    measured on an H200. With few rows most multiprocessors would have no head."""
+def suits(state: Tensor, rows: int, key_heads: int, length: int = 0) -> bool:
+    """Whether the kernel takes a step of so many rows with states [slots, Hv, d_v, d_k] and rings of `length`
+    records, 0 for none, and is faster: as measured on an H200. With few rows most multiprocessors would have
+    no head."""
     group = state.shape[1] // key_heads
-    return ring_suits(state) and rows * key_heads >= LEAST_HEADS * group
+    return ring_suits(state) and length <= LONGEST and rows * key_heads >= LEAST_HEADS * group
 
 
 @gluon.jit
-def _columns(
-    windows,
-    head,
-    units,
-    lanes,
-    key_heads: gl.constexpr,
-    group: gl.constexpr,
-    width: gl.constexpr,
-):
-    """The window's columns for q, k and v of a value head, side by side, and the taps."""
-    window_ptr, window_stride, taps_ptr = windows
-    unit, i, slot = head
-    section, _ = lanes
-    channels: gl.constexpr = (2 + group) * key_heads * DIM
-    at = _channels(unit, i, lanes, key_heads, group)
-    mask = (section < 3) & (unit < units)
-    window = window_ptr + slot * window_stride + at
-    columns = ()
-    taps = ()
-    for j in gl.static_range(width):
-        if j < width - 1:
-            columns = columns + (gl.load(window + j * channels, mask=mask, other=0.0),)  # noqa: RUF005
-        taps = taps + (gl.load(taps_ptr + at + j * channels, mask=mask, other=0.0),)  # noqa: RUF005
-    return columns, taps
+def _products(vectors, by_head, rows: gl.constexpr):
+    """(of k, of q): the products with each vector [n, DIM], a warp's own, in layout `rows`."""
+    x = vectors.load(rows)
+    lane: gl.constexpr = gl.SliceLayout(0, rows)
+    k = by_head.index(1).load(lane)[None, :]
+    q = by_head.index(0).load(lane)[None, :]
+    return gl.sum(x * k, 1), gl.sum(x * q, 1)
 
 
 @gluon.jit
-def _channels(unit, i, lanes, key_heads: gl.constexpr, group: gl.constexpr):
-    """Of q, k and v (sections 0 to 2) of value head i of a key head, in [q | k | v]."""
-    section, lane = lanes
-    head = unit % key_heads
-    return gl.where(section < 2, section * key_heads + head, 2 * key_heads + head * group + i) * DIM + lane
+def _number(numbers, n, like: gl.constexpr):
+    """The n-th of some numbers [1, n] in shared memory. like: a layout in which all threads have it."""
+    return gl.max(numbers.index(0).slice(n, 1).load(like), 0)
 
 
 @gluon.jit
-def _token(
-    tensors,
-    unit,
-    i,
-    units,
-    lanes,
-    places,
-    key_heads: gl.constexpr,
-    group: gl.constexpr,
-    vector_decay: gl.constexpr,
-):
-    """What the projections made of the token for a value head: q, k and v; the gate; b and a."""
-    x_ptr, x_stride, z_ptr, z_stride, b_ptr, b_stride, a_ptr, a_stride = tensors
-    section, _ = lanes
-    whole, spread = places
-    row = (unit // key_heads).to(gl.int64)
-    value_head = (unit % key_heads) * group + i
-    there = unit < units
-    at = _channels(unit, i, lanes, key_heads, group)
-    x = gl.load(x_ptr + row * x_stride + at, mask=(section < 3) & there, other=0.0)
-    z = gl.load(z_ptr + row * z_stride + value_head * DIM + whole, mask=(whole >= 0) & there, other=0.0)
-    b = gl.load(b_ptr + row * b_stride + value_head, mask=there, other=0.0)
-    if vector_decay:
-        at = a_ptr + row * a_stride + value_head * DIM + spread
-        a = gl.load(at, mask=(spread >= 0) & there, other=0.0)
-    else:
-        a = gl.load(a_ptr + row * a_stride + value_head, mask=there, other=0.0)
-    return x, z, b, a
+def _joined(halves):
+    """Two vectors [ROWS] as [ROWS, HALVES]."""
+    return gl.join(halves[0], halves[1])
 
 
-@gluon.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["slots_ptr", "b_ptr", "a_ptr"])
+@gluon.jit
+def _outer(u, k):
+    """u k^T: [rows], [PARTS, PIECE] -> [rows, PARTS, PIECE]."""
+    return gl.expand_dims(gl.expand_dims(u, 1), 1) * k[None, :, :]
+
+
+@gluon.jit(
+    do_not_specialize=["rows"], do_not_specialize_on_alignment=["slots_ptr", "b_ptr", "a_ptr", "pending_ptr"]
+)
 def _step(
     desc,
     x_ptr,
@@ -140,6 +118,13 @@ def _step(
     window_ptr,
     window_stride,
     out_ptr,
+    pending_ptr,
+    keys_ptr,
+    keys_stride,
+    updates_ptr,
+    updates_stride,
+    decays_ptr,
+    decays_stride,
     between,
     rows,
     scale,
@@ -154,6 +139,8 @@ def _step(
     sigmoid_gate: gl.constexpr,
     width: gl.constexpr,
     stages: gl.constexpr,
+    length: gl.constexpr,
+    padded: gl.constexpr,
 ):
     warps: gl.constexpr = gl.num_warps()
     # A tile of a state: 4 channels of each of the 4 parts of a row for a thread, and every 4 · warps-th row.
@@ -163,110 +150,120 @@ def _step(
     value: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(1, tile))
     side_by_side: gl.constexpr = gl.BlockedLayout([1, 16 // warps], [1, 32], [4, warps // 4], [1, 0])
     in_warp: gl.constexpr = gl.BlockedLayout([4], [32], [warps], [0])
-    one_each: gl.constexpr = gl.BlockedLayout([1], [32], [warps], [0])
+    # Vectors to take products of, a warp for each.
+    four_rows: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, warps // 4], [1, 0])
+    by_record: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [padded, warps // padded], [1, 0])
+    by_channel: gl.constexpr = gl.BlockedLayout([padded, 1], [1, 32], [1, warps], [1, 0])
+    one_each: gl.constexpr = gl.SliceLayout(0, by_channel)
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     lines: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     ring, full = new_ring(stages)
-    mixed = gl.allocate_shared_memory(gl.float32, [1, 4, DIM], lines)
+    # Several small places, each written once a head: a second write to one waits for all warps.
+    mixed = gl.allocate_shared_memory(gl.float32, [4, DIM], lines)
     by_parts = mixed._reinterpret(gl.float32, [4, PARTS, PIECE], lines)
     by_head = mixed._reinterpret(gl.float32, [4, DIM], line)
-    read_out = gl.allocate_shared_memory(gl.float32, [1, DIM], line)
-    if vector_decay:
-        decays = gl.allocate_shared_memory(gl.float32, [1, PARTS, PIECE], lines)
-        decay_line = decays._reinterpret(gl.float32, [1, DIM], line)
+    mixed_k = gl.allocate_shared_memory(gl.float32, [1, 4], line)
+    mixed_q = gl.allocate_shared_memory(gl.float32, [1, 4], line)
+    read_out = gl.allocate_shared_memory(gl.float32, [HALVES, ROWS], lines)
+    if vector_decay or length > 0:
+        decays = gl.allocate_shared_memory(gl.float32, [1, DIM], line)
+    if length > 0:
+        faded_keys = gl.allocate_shared_memory(gl.float32, [padded, DIM], lines)
+        keys_by_parts = faded_keys._reinterpret(gl.float32, [padded, PARTS, PIECE], lines)
+        faded_k = gl.allocate_shared_memory(gl.float32, [1, padded], line)
+        faded_q = gl.allocate_shared_memory(gl.float32, [1, padded], line)
+        updates = gl.allocate_shared_memory(gl.float32, [padded, DIM], lines)
+        updates_by_row = updates._reinterpret(gl.float32, [padded, DIM], line)
+        updated = gl.allocate_shared_memory(gl.float32, [HALVES, ROWS], lines)
 
-    channels: gl.constexpr = (2 + group) * key_heads * DIM
-    dtype: gl.constexpr = x_ptr.dtype.element_ty
     units = rows * key_heads
-    section = gl.arange(0, 4, layout=gl.SliceLayout(1, side_by_side))[:, None]
-    lane = gl.arange(0, DIM, layout=gl.SliceLayout(0, side_by_side))[None, :]
+    lanes = (
+        gl.arange(0, 4, layout=gl.SliceLayout(1, side_by_side))[:, None],
+        gl.arange(0, DIM, layout=gl.SliceLayout(0, side_by_side))[None, :],
+    )
     whole = gl.arange(0, DIM, layout=in_warp)
     spread = gl.arange(0, DIM, layout=one_each)
+    channel_lanes = (gl.arange(0, padded, layout=gl.SliceLayout(1, by_channel))[:, None], spread)
+    record_lanes = (
+        gl.arange(0, padded, layout=gl.SliceLayout(1, by_record))[:, None],
+        gl.arange(0, DIM, layout=gl.SliceLayout(0, by_record))[None, :],
+    )
     tensors = (x_ptr, x_stride, z_ptr, z_stride, b_ptr, b_stride, a_ptr, a_stride)
     windows = (window_ptr, window_stride, taps_ptr)
-    lanes = (section, lane)
-    places = (whole, spread)
+    records = (keys_ptr, keys_stride, updates_ptr, updates_stride, decays_ptr, decays_stride)
 
     # The kernel before this one writes x, z, b and a: all else is asked for before that one has ended.
-    unit = gl.program_id(0)
-    unit, slot = live(unit, slot_of(unit, slots_ptr, units, key_heads), slots_ptr, units, key_heads)
-    i = 0
-    bring(desc, ring, full, 0, (unit, i, slot), units, between, key_heads, group, stages)
-    columns, taps = _columns(windows, (unit, i, slot), units, lanes, key_heads, group, width)
+    row_ptrs = (slots_ptr, pending_ptr)
+    head = first_head(row_ptrs, units, key_heads)
+    bring(desc, ring, full, 0, head, units, between, key_heads, group, stages)
+    columns, taps = load_columns(windows, head, units, lanes, key_heads, group, width)
+    rates = load_rates((a_log_ptr, dt_bias_ptr), head, spread, key_heads, group, vector_decay)
+    if length > 0:
+        keys, later, oldest, before = load_records(
+            records, head, channel_lanes, record_lanes, key_heads, group, vector_decay
+        )
     norm = gl.load(norm_ptr + whole)
-    next_unit, next_i = behind(unit, i, group)
-    next_slot = slot_of(next_unit, slots_ptr, units, key_heads)
-    next_unit, next_slot = live(next_unit, next_slot, slots_ptr, units, key_heads)
+    second = live(behind(head, row_ptrs, units, key_heads, group), row_ptrs, units, key_heads)
     if stages > 2:
-        second = (next_unit, next_i, next_slot)
         bring(desc, ring, full, 1, second, units, between, key_heads, group, stages)
-    third_unit, third_i = behind(next_unit, next_i, group)
-    third_slot = slot_of(third_unit, slots_ptr, units, key_heads)
-    third_unit, third_slot = live(third_unit, third_slot, slots_ptr, units, key_heads)
+    third = live(behind(second, row_ptrs, units, key_heads, group), row_ptrs, units, key_heads)
     tl_cuda.gdc_wait()
     tl_cuda.gdc_launch_dependents()
-    x, z, b, a = _token(tensors, unit, i, units, lanes, places, key_heads, group, vector_decay)
+    x, z, b, a = load_token(tensors, head, units, lanes, whole, spread, key_heads, group, vector_decay)
 
     count = 0
-    while unit < units:
-        head = unit % key_heads
-        row = (unit // key_heads).to(gl.int64)
-        value_head = head * group + i
-        far_unit, far_i = behind(third_unit, third_i, group)
-        far_slot = slot_of(far_unit, slots_ptr, units, key_heads)
-        next_head = (next_unit, next_i, next_slot)
-        next_columns, next_taps = _columns(windows, next_head, units, lanes, key_heads, group, width)
-        next_x, next_z, next_b, next_a = _token(
-            tensors, next_unit, next_i, units, lanes, places, key_heads, group, vector_decay
-        )
+    while head[0] < units:
+        far = behind(third, row_ptrs, units, key_heads, group)
 
-        acc = x.to(gl.float32) * taps[width - 1].to(gl.float32)
-        for j in gl.static_range(width - 1):
-            acc += columns[j].to(gl.float32) * taps[j].to(gl.float32)
-        acc = acc.to(dtype).to(gl.float32)  # the plain form returns the model's dtype here
-        mixed.index(0).store(acc / (1.0 + gl.exp(-acc)))
-        beta = beta_limit / (1.0 + gl.exp(-b.to(gl.float32)))
-        rate = gl.exp(gl.load(a_log_ptr + value_head))
-        if vector_decay:
-            biased = a.to(gl.float32) + gl.load(dt_bias_ptr + value_head * DIM + spread)
-        else:
-            biased = a.to(gl.float32) + gl.load(dt_bias_ptr + value_head).to(gl.float32)
-        if floored:
-            log_decay = floor / (1.0 + gl.exp(-rate * biased))
-        else:
-            softplus = gl.log(1.0 + gl.exp(gl.minimum(biased, LINEAR)))
-            log_decay = -rate * gl.where(biased > LINEAR, biased, softplus)
-        decay = gl.exp(log_decay)
-        if vector_decay:
-            decay_line.index(0).store(decay)
-        # A thread has read what it overwrites. q and k are moved on for the last value head.
-        moved = window_ptr + slot * window_stride + _channels(unit, i, lanes, key_heads, group)
-        mask = (section == 2) | ((section < 2) & (i == group - 1))
-        for j in gl.static_range(width - 1):
-            if j < width - 2:
-                gl.store(moved + j * channels, columns[j + 1], mask=mask)
-            else:
-                gl.store(moved + j * channels, x, mask=mask)
+        mixed.store(convolve(x, columns, taps, width))
+        beta = beta_limit * sigmoid(b.to(gl.float32))
+        log_decay = log_decay_of(a, rates, floor, floored)
+        decay = exp(log_decay)
+        if length > 0:
+            keys, total = faded(keys, later, oldest, log_decay)
+            faded_keys.store(keys)
+            updates.store(before)
+            decay = exp(total)
+        if vector_decay or length > 0:
+            decays.index(0).store(decay)
+        # Ahead of the next state, behind which it would come.
+        token, moved, gate = x, columns, z
+        columns, taps = load_columns(windows, second, units, lanes, key_heads, group, width)
+        rates = load_rates((a_log_ptr, dt_bias_ptr), second, spread, key_heads, group, vector_decay)
+        x, z, b, a = load_token(tensors, second, units, lanes, whole, spread, key_heads, group, vector_decay)
+        if length > 0:
+            keys, later, oldest, before = load_records(
+                records, second, channel_lanes, record_lanes, key_heads, group, vector_decay
+            )
         barrier()
         tma.store_wait(0)  # the state before this one has left the ring
         if stages > 2:
-            third = (third_unit, third_i, third_slot)
             bring(desc, ring, full, count + 2, third, units, between, key_heads, group, stages)
         else:
-            bring(desc, ring, full, count + 1, next_head, units, between, key_heads, group, stages)
+            bring(desc, ring, full, count + 1, second, units, between, key_heads, group, stages)
+        move_window(windows, head, token, moved, lanes, key_heads, group, width)
 
+        with_k, with_q = _products(mixed, by_head, four_rows)
+        mixed_k.index(0).store(with_k)
+        mixed_q.index(0).store(with_q)
+        if length > 0:
+            with_k, with_q = _products(faded_keys, by_head, by_record)
+            faded_k.index(0).store(with_k)
+            faded_q.index(0).store(with_q)
+        q_norm = gl.rsqrt(_number(mixed_q, 0, value) + l2_eps) * scale
+        k_norm = gl.rsqrt(_number(mixed_k, 1, value) + l2_eps)
+        qk = _number(mixed_k, 0, value) * q_norm * k_norm
         q = by_parts.index(0).load(key)
         k = by_parts.index(1).load(key)
-        qq = gl.sum(gl.sum(q * q, 0), 0)
-        kk = gl.sum(gl.sum(k * k, 0), 0)
-        qk = gl.sum(gl.sum(q * k, 0), 0)
-        q_norm = gl.rsqrt(qq + l2_eps) * scale
-        k_norm = gl.rsqrt(kk + l2_eps)
         if vector_decay:
-            decay = decays.index(0).load(key)
+            decay = decays._reinterpret(gl.float32, [1, PARTS, PIECE], lines).index(0).load(key)
             k_read = k * decay
             q_read = q * decay
             decay = decay[None, :, :]
+        elif length > 0:
+            decay = _number(decays, 0, value)
+        outs = ()
+        own_updates = ()
         for half in gl.static_range(HALVES):
             v = by_head.index(2).slice(half * ROWS, ROWS).load(value)
             state = take(ring, full, count, half, pieces, tile, stages)
@@ -278,33 +275,35 @@ def _step(
             else:
                 read_k = gl.sum(gl.sum(state * k[None, :, :], 1), 1) * decay
                 read_q = gl.sum(gl.sum(state * q[None, :, :], 1), 1) * decay
+            for n in gl.static_range(length - 1):
+                uj = updates_by_row.index(n).slice(half * ROWS, ROWS).load(value)
+                read_k += uj * _number(faded_k, n, value)
+                read_q += uj * _number(faded_q, n, value)
             u = beta * (v - read_k * k_norm)
-            o = read_q * q_norm + u * (qk * q_norm * k_norm)
-            read_out.index(0).slice(half * ROWS, ROWS).store(o)
-            state = state * decay + gl.expand_dims(gl.expand_dims(u * k_norm, 1), 1) * k[None, :, :]
-            give(desc, ring, state, count, half, (unit, i, slot), between, pieces, key_heads, group, stages)
-        o = read_out.index(0).load(in_warp)
-        y = o * gl.rsqrt(gl.sum(o * o, 0) / DIM + norm_eps) * norm
-        gate = z.to(gl.float32)
-        y = y / (1.0 + gl.exp(-gate))
-        if not sigmoid_gate:
-            y = y * gate
-        gl.store(out_ptr + (row * (key_heads * group) + value_head) * DIM + whole, y.to(dtype))
+            outs = outs + (read_q * q_norm + u * qk,)  # noqa: RUF005
+            own_updates = own_updates + (u,)  # noqa: RUF005
+            if length == 0 or head[3] == length - 1:
+                state = state * decay + _outer(u * k_norm, k)
+                for n in gl.static_range(length - 1):
+                    uj = updates_by_row.index(n).slice(half * ROWS, ROWS).load(value)
+                    state += _outer(uj, keys_by_parts.index(n).load(key))
+                give(desc, ring, state, count, half, head, between, pieces, key_heads, group, stages)
+        read_out.permute([1, 0]).store(_joined(outs))
+        if length > 0:
+            own_key = by_head.index(1).load(one_each) * k_norm
+            updated.permute([1, 0]).store(_joined(own_updates))
+        o = read_out._reinterpret(gl.float32, [1, DIM], line).index(0).load(in_warp)
+        y = gated_norm(o, gate, norm, norm_eps, sigmoid_gate)
+        out = out_ptr + (head[0] * group + head[1]).to(gl.int64) * DIM + whole
+        gl.store(out, y.to(out_ptr.dtype.element_ty))
+        if length > 0 and head[3] < length - 1:
+            update = updated._reinterpret(gl.float32, [1, DIM], line).index(0).load(in_warp)
+            own = (own_key, update, log_decay)
+            store_record(records, head, own, whole, spread, key_heads, group, vector_decay)
 
-        unit = next_unit
-        i = next_i
-        slot = next_slot
-        columns = next_columns
-        taps = next_taps
-        x = next_x
-        z = next_z
-        b = next_b
-        a = next_a
-        next_unit = third_unit
-        next_i = third_i
-        next_slot = third_slot
-        third_unit, third_slot = live(far_unit, far_slot, slots_ptr, units, key_heads)
-        third_i = far_i
+        head = second
+        second = third
+        third = live(far, row_ptrs, units, key_heads)
         count += 1
     tma.store_wait(0)
 
@@ -327,9 +326,10 @@ def hopper_delta_step(
     vector_decay: bool,
     beta_limit: float = 1.0,
     decay_floor: float | None = None,
-    stages: int | None = None,
+    ring: Ring | None = None,
+    pending: Tensor | None = None,
 ) -> Tensor:
-    """One token for each of B rows, [B, Hv · 128], for states that `state_ring` takes.
+    """One token for each of B rows, [B, Hv · 128], for states that `suits`.
 
     qkv: [B, at least channels]; z: [B, Hv · 128], b: [B, Hv], a: [B, Hv] or, with vector decay, [B, H · 128]:
     rows dense, any distance apart; all else as in `gated_delta_step.gated_delta_step_fused` and, with vector
@@ -338,8 +338,7 @@ def hopper_delta_step(
     """
     rows, value_heads = len(qkv), state.shape[1]
     out = torch.empty(rows, value_heads * DIM.value, dtype=qkv.dtype, device=qkv.device)
-    if stages is None:
-        stages = stages_for(rows * value_heads, qkv.device)
+    length = 0 if ring is None else ring.length
     if rows:
         _step[(min(processors(qkv.device), rows * key_heads),)](
             pieces_of(state),
@@ -359,6 +358,8 @@ def hopper_delta_step(
             window,
             window.stride(0),
             out,
+            pending,
+            *ring_arguments(ring),
             slot_pieces(state),
             rows,
             DIM.value**-0.5,
@@ -372,7 +373,9 @@ def hopper_delta_step(
             floored=decay_floor is not None,
             sigmoid_gate=vector_decay,
             width=len(conv_taps),
-            stages=stages,
+            stages=stages_for(rows * value_heads, qkv.device, written=ring is None),
+            length=length,
+            padded=triton.next_power_of_2(max(length - 1, 1)),
             num_warps=WARPS,
             **launch_options(overlap=True),
         )

@@ -3,7 +3,7 @@
 Fuses the short convolution with SiLU, the normalisation of q and k, the gates, the delta rule with a decay
 per key channel on the state in its arena slot, and the norm with its sigmoid gate. The state is read once and
 written once, or only read where writes are deferred (`denim.recurrence.deferred`). How several programs share
-a head: `fused_delta`. On Hopper `hopper_delta_spread` and `hopper_delta_step` take what suits them.
+a head: `fused_delta`. On Hopper `hopper_decode` may name another kernel.
 
 Offsets into slots are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
 """
@@ -251,13 +251,11 @@ def kimi_delta_step_fused(
     assert all(t.stride(1) == 1 for t in (qkv, b, f, g))
     assert window.stride(1) == window.shape[2] and state[0].is_contiguous()
     assert arrivals.is_contiguous() and conv_taps.is_contiguous()
-    if ring is None and tiling is None and on_hopper(state.device):
-        from denim.recurrence.kernels.hopper_delta_spread import hopper_delta_spread
-        from denim.recurrence.kernels.hopper_delta_spread import suits as few
-        from denim.recurrence.kernels.hopper_delta_step import hopper_delta_step, suits
+    if tiling is None and on_hopper(state.device):
+        from denim.recurrence.kernels.hopper_decode import step_for
 
-        step = hopper_delta_spread if few(state, rows, heads) else hopper_delta_step
-        if step is hopper_delta_spread or suits(state, rows, heads):
+        step = step_for(state, rows, heads, ring, pending)
+        if step is not None:
             weights = (conv_taps, a_log, dt_bias, norm_scale, norm_eps)
             places = (slots, window, state, heads)
             return step(qkv, g, b, f, *weights, *places, vector_decay=True, decay_floor=decay_floor)

@@ -2,8 +2,8 @@
 
 Owns the ring and the order in which a program takes its heads. A program stays on its multiprocessor and
 takes one head after the other: TMA brings the states of the next one or two while one is computed, and takes
-each back to its slot, so that memory is waited for once, when a program begins. A program takes all value
-heads of a key head, one behind the other. Rows of padding are skipped.
+back to their slots those that are written, so that memory is waited for once, when a program begins. A program
+takes all value heads of a key head, one behind the other. Rows of padding are skipped.
 
 For fp32 states of 128 x 128. A state lies in shared memory as it does in its slot, in pieces of 128 bytes, of
 which 8 threads read one at a time without a conflict. A thread holds the same 16 channels of some rows: a sum
@@ -64,32 +64,55 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def stages_for(states: int, device: torch.device) -> int:
-    """States of a ring, for so many of a step, as measured on an H200: a third takes bandwidth from the first
-    that a program waits for, and pays where many follow."""
-    return 2 if states <= FEW * processors(device) else 3
+def stages_for(states: int, device: torch.device, *, written: bool) -> int:
+    """States of a ring, for so many of a step, as measured on an H200. A third takes bandwidth from the first
+    that a program waits for, and pays where many follow and are all written."""
+    return 3 if written and states > FEW * processors(device) else 2
+
+
+# A head of this program: (key head, counted through all rows; value head of it; slot of its row; records
+# pending there, 0 without rings).
 
 
 @gluon.jit
-def slot_of(unit, slots_ptr, units, key_heads: gl.constexpr):
-    """Of the row of key head `unit`, counted through all rows; 0 behind the last."""
-    return gl.load(slots_ptr + unit // key_heads, mask=unit < units, other=0)
+def first_head(row_ptrs, units, key_heads: gl.constexpr):
+    """row_ptrs: to the slot of each row, and to its pending records or None; units: key heads of all rows."""
+    unit = gl.program_id(0)
+    slot, pending = _row(unit, row_ptrs, units, key_heads)
+    return live((unit, 0, slot, pending), row_ptrs, units, key_heads)
 
 
 @gluon.jit
-def live(unit, slot, slots_ptr, units, key_heads: gl.constexpr):
-    """(unit, slot), or those of the first key head of this program behind it whose row is no padding."""
+def behind(head, row_ptrs, units, key_heads: gl.constexpr, group: gl.constexpr):
+    """The one that follows on `head`, perhaps of padding."""
+    unit, i, _, _ = head
+    i += 1
+    unit = gl.where(i == group, unit + gl.num_programs(0), unit)
+    i = gl.where(i == group, 0, i)
+    slot, pending = _row(unit, row_ptrs, units, key_heads)
+    return unit, i, slot, pending
+
+
+@gluon.jit
+def live(head, row_ptrs, units, key_heads: gl.constexpr):
+    """`head`, or the first behind it whose row is no padding."""
+    unit, i, slot, pending = head
     while (unit < units) & (slot < 0):
         unit += gl.num_programs(0)
-        slot = slot_of(unit, slots_ptr, units, key_heads)
-    return unit, slot
+        slot, pending = _row(unit, row_ptrs, units, key_heads)
+    return unit, i, slot, pending
 
 
 @gluon.jit
-def behind(unit, i, group: gl.constexpr):
-    """The key head and the value head of it that follow on value head i of key head `unit`."""
-    i += 1
-    return gl.where(i == group, unit + gl.num_programs(0), unit), gl.where(i == group, 0, i)
+def _row(unit, row_ptrs, units, key_heads: gl.constexpr):
+    """(slot, pending) of the row of a key head; 0 behind the last."""
+    slots_ptr, pending_ptr = row_ptrs
+    row = unit // key_heads
+    slot = gl.load(slots_ptr + row, mask=unit < units, other=0)
+    if pending_ptr is None:
+        return slot, 0
+    else:
+        return slot, gl.load(pending_ptr + row, mask=unit < units, other=0)
 
 
 @gluon.jit
@@ -118,8 +141,7 @@ def bring(
     group: gl.constexpr,
     stages: gl.constexpr,
 ):
-    """Ask for the count-th state that this program takes. head: (key head, counted through all rows, value
-    head of it, slot); between: `slot_pieces`."""
+    """Ask for the count-th state that this program takes. between: `slot_pieces`."""
     there = head[0] < units
     piece = _first_piece(head, between, key_heads, group)
     for half in gl.static_range(HALVES):
@@ -131,7 +153,7 @@ def bring(
 
 @gluon.jit
 def _first_piece(head, between, key_heads: gl.constexpr, group: gl.constexpr):
-    unit, i, slot = head
+    unit, i, slot, _ = head
     return (slot * between).to(gl.int32) + ((unit % key_heads) * group + i) * (PIECES * HALVES)
 
 

@@ -33,8 +33,11 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from denim.recurrence.kernels.hopper_delta_step import _step as kernel
 
 constants = dict(key_heads=4, group={group}, vector_decay={vector}, floored=False, width=4, stages=3)
-constants["sigmoid_gate"] = {vector}
-types = dict(slots_ptr="*i64", a_log_ptr="*fp32", norm_ptr="*fp32", between="i32", rows="i32")
+constants |= dict(sigmoid_gate={vector}, length={length}, padded={padded})
+types = dict(slots_ptr="*i64", pending_ptr="*i32", between="i32", rows="i32")
+types |= dict.fromkeys(("a_log_ptr", "norm_ptr", "keys_ptr", "updates_ptr", "decays_ptr"), "*fp32")
+if {length} == 0:
+    constants |= dict.fromkeys(("pending_ptr", "keys_ptr", "updates_ptr", "decays_ptr"))
 types["desc"] = f"tensordesc<fp32[256, 32],{{NVMMASharedLayout(128, 32, 2)!r}}>"
 types["dt_bias_ptr"] = "*fp32" if {vector} else "*bf16"
 signature = {{}}
@@ -49,8 +52,11 @@ assert "cp.async.bulk.tensor" in made.asm["ptx"] and made.metadata.shared < 227 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "vector"), [(1, False), (2, False), (1, True)])
-def test_it_compiles(group: int, vector: bool) -> None:
+@pytest.mark.parametrize(
+    ("group", "vector", "length", "padded"),
+    [(1, False, 0, 1), (2, False, 5, 4), (1, True, 0, 1), (1, True, 9, 8), (1, False, 2, 1)],
+)
+def test_it_compiles(group: int, vector: bool, length: int, padded: int) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    code = COMPILE.format(group=group, vector=vector)
+    code = COMPILE.format(group=group, vector=vector, length=length, padded=padded)
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
