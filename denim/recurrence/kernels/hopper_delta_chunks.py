@@ -2,7 +2,7 @@
 
 Owns the kernel; it makes what `gated_delta_chunks` makes elsewhere, for heads of 128, chunks of 64 tokens and
 16-bit rows. A program takes one chunk of one head: TMA brings q and k while the gates are made, and every
-product is one of 64 x 64 by wgmma. Four programs share a multiprocessor, so that one computes while another
+product is one of 64 x 64 by wgmma. Five programs share a multiprocessor, so that one computes while another
 waits. The inverse is `hopper_triangular`.
 """
 
