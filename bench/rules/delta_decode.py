@@ -15,6 +15,7 @@ from torch import Tensor
 from bench.rules import peers
 from bench.rules.clock import Floors, in_place_multiply, sets_of
 from bench.rules.measure import measured
+from bench.rules.slot_multiply import slot_multiply
 from bench.rules.tables import Row
 from denim.recurrence.arrivals import new_arrivals
 from denim.recurrence.deferred import Ring
@@ -132,6 +133,7 @@ def _gated_delta(floors: Floors, step: Step) -> Iterator[Row]:
     yield Row("GDN decode, µs", shape, "floor", floor)
     multiply = in_place_multiply(step.state, batch, step.sets)
     yield Row("GDN decode, µs", shape, "x *= 1", multiply, floor)
+    yield Row("GDN decode, µs", shape, "x *= 1 at slots", slot_multiply(step.state, step.slots), floor)
     q, k, v, z, b, a = step.split()
     unit_q, unit_k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
     log_decay = -torch.rand(b.shape, device="cuda")

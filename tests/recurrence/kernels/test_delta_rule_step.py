@@ -15,7 +15,7 @@ if DEVICE == "cuda":
     SIZES += [(16, 2, 128, 128)]
 
 
-@pytest.mark.parametrize("tiling", [None, Tiling(4, 1), Tiling(16, 4)], ids=str)
+@pytest.mark.parametrize("tiling", [None, Tiling(4, 1), Tiling(16, 4), Tiling(8, 1, inner=128)], ids=str)
 @pytest.mark.parametrize("vector", [False, True], ids=["scalar", "vector"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_equals_the_plain_step(sizes: tuple[int, int, int, int], vector: bool, tiling: Tiling | None) -> None:
