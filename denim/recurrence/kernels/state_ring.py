@@ -2,8 +2,8 @@
 
 Owns the ring and the order in which a program takes its heads. A program stays on its multiprocessor and
 takes one head after the other: TMA brings the states of the next one or two while one is computed, and takes
-back to their slots those that are written, so that memory is waited for once, when a program begins. A program
-takes all value heads of a key head, one behind the other. Rows of padding are skipped.
+those that are written back to their slots, so that memory is waited for once, when a program begins. A
+program takes all value heads of a key head, one behind the other. Rows of padding are skipped.
 
 For fp32 states of 128 x 128. A state lies in shared memory as it does in its slot, in pieces of 128 bytes, of
 which 8 threads read one at a time without a conflict. A thread holds the same 16 channels of some rows: a sum
