@@ -1,7 +1,7 @@
 """Prefill of Gated DeltaNet by chunks: gates, the matrices inside each chunk, and the pass over the chunks.
 
 Owns, for scalar decay, step 3 of `denim.recurrence.gated_delta`: one program a chunk and value head makes the
-gates, and T and the scores M diag(beta) of `delta_walk`. Knows the layout of the convolved rows; the walk from
+gates, T and the scores M diag(beta) of `delta_walk`. Knows the layout of the convolved rows; the walk from
 chunk to chunk is `delta_pass`. Every exponent is a sum of log-decays, so <= 0; exponentials are powers of 2,
 which GPUs have an instruction for. On Hopper `hopper_delta` takes all of it where it suits.
 """
