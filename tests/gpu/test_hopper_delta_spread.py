@@ -38,26 +38,29 @@ def check(case: Gated | Kimi, key_heads: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("group", GROUPS)
-def test_gated_delta(group: int, dtype: torch.dtype) -> None:
-    case = Gated.random(2, group, DIM, DIM, dtype, SLOTS)
+@pytest.mark.parametrize(("key_heads", "group"), [(16, 1), *((2, group) for group in GROUPS)])
+def test_gated_delta(key_heads: int, group: int, dtype: torch.dtype) -> None:
+    """In larger clusters, and, with 16 key heads for every row, in smaller ones."""
+    case = Gated.random(key_heads, group, DIM, DIM, dtype, SLOTS)
     case.beta_limit = 2.0
-    check(case, 2, dtype)
+    check(case, key_heads, dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("floor", [None, -5.0])
-def test_kimi_delta(floor: float | None, dtype: torch.dtype) -> None:
-    case = Kimi.random(4, DIM, DIM, dtype, SLOTS)
+@pytest.mark.parametrize("heads", [4, 16])
+def test_kimi_delta(heads: int, floor: float | None, dtype: torch.dtype) -> None:
+    case = Kimi.random(heads, DIM, DIM, dtype, SLOTS)
     case.floor = floor
-    check(case, 4, dtype)
+    check(case, heads, dtype)
 
 
-def test_steps_that_overlap() -> None:
+@pytest.mark.parametrize(("key_heads", "group"), [(16, 2), (32, 1)])
+def test_steps_that_overlap(key_heads: int, group: int) -> None:
     """A captured graph of several layers' steps, each of which begins before the end of the one before it,
     gives the bits of steps that run one by one, whatever slots the rows move to."""
     layers, rows, heads = 6, 4, 32
-    case = Gated.random(16, 2, DIM, DIM, torch.bfloat16, [*range(ARENA)])
+    case = Gated.random(key_heads, group, DIM, DIM, torch.bfloat16, [*range(ARENA)])
     weights = [w.cuda() for w in (case.conv.t().contiguous(), case.a_log, case.dt_bias, case.norm)]
     tokens = torch.randn(layers, rows, case.projected.shape[1], dtype=torch.bfloat16, device="cuda")
     slots = torch.arange(rows, device="cuda")

@@ -28,20 +28,22 @@ from denim.recurrence.kernels.exponentials import exp, sigmoid, softplus
 from denim.recurrence.kernels.overlap import launch_options
 
 DIM = gl.constexpr(128)  # d_k and d_v
-PIECE = gl.constexpr(32)  # numbers of 128 bytes
-PARTS = gl.constexpr(4)  # pieces of a row of a state
-PROGRAMS = 8  # of a cluster
-WARPS = 4  # of a program
 GROUPS = (1, 2, 4)  # value heads of a key head
-MOST_HEADS = 64
+WARPS = gl.constexpr(4)  # of a program
+
+# States of all rows together up to which the kernel is fastest, as measured on an H200.
+MOST_STATES = 128
+# Programs of a cluster, and the most registers of a thread: all programs of a step are to run at once, and
+# the first of the next beside them. So with more key heads of all rows than these, programs are fewer.
+MANY_HEADS = 64
+MANY, FEW = (8, None), (4, 96)
 
 
 def suits(state: Tensor, rows: int, key_heads: int) -> bool:
-    """Whether the kernel takes a step of so many rows with states [slots, Hv, d_v, d_k], and is fastest: as
-    measured on an H200."""
-    group = state.shape[1] // key_heads
-    fits = state.shape[2:] == (DIM.value, DIM.value) and group in GROUPS
-    return fits and rows * key_heads * group <= MOST_HEADS
+    """Whether the kernel takes a step of so many rows with states [slots, Hv, d_v, d_k], and is fastest."""
+    value_heads = state.shape[1]
+    fits = state.shape[2:] == (DIM.value, DIM.value) and value_heads // key_heads in GROUPS
+    return fits and rows * value_heads <= MOST_STATES
 
 
 @constexpr_function
@@ -134,29 +136,25 @@ def _step(
     width: gl.constexpr,
     programs: gl.constexpr,
 ):
-    warps: gl.constexpr = gl.num_warps()
     values: gl.constexpr = group * DIM  # rows of the states of a key head, which the programs divide
-    rows: gl.constexpr = values // (programs * warps)  # of a warp
-    row_lanes: gl.constexpr = min(4, rows)  # of its lanes in different rows: all, or the half of them
+    rows: gl.constexpr = values // (programs * WARPS)  # of a warp
+    # A thread has 4 numbers of each of so many parts of a row; as many rows are read by a warp at once.
+    parts: gl.constexpr = min(4, rows)
+    piece: gl.constexpr = DIM // parts
     channels: gl.constexpr = key_heads * (2 * DIM + values)
     v_channels: gl.constexpr = 2 * key_heads * DIM
     tile: gl.constexpr = _layout(
-        [rows // row_lanes, row_lanes, 4], [row_lanes, PARTS // row_lanes, 8], [warps, 1, 1], programs, 0
+        [rows // parts, parts, 4], [parts, 1, 32 // parts], [WARPS, 1, 1], programs, 0
     )
     key: gl.constexpr = gl.SliceLayout(0, tile)
     value: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(1, tile))
-    side_by_side: gl.constexpr = _layout(
-        [max(1, 2 // warps), max(1, min(4, 8 // warps))],
-        [1, 32],
-        [min(2, warps), max(1, warps // 2)],
-        programs,
-    )
-    spread: gl.constexpr = _layout([max(1, 4 // warps)], [32], [warps], programs)
+    side_by_side: gl.constexpr = _layout([1, 2], [1, 32], [2, WARPS // 2], programs)
+    spread: gl.constexpr = _layout([1], [32], [WARPS], programs)
     lines: gl.constexpr = _plain(2, programs)
     mixed = gl.allocate_shared_memory(gl.float32, [1, 2, DIM], lines)
-    by_parts = mixed._reinterpret(gl.float32, [2, PARTS, PIECE], lines)
+    by_parts = mixed._reinterpret(gl.float32, [2, parts, piece], lines)
     if vector_decay:
-        decays = gl.allocate_shared_memory(gl.float32, [1, PARTS, PIECE], lines)
+        decays = gl.allocate_shared_memory(gl.float32, [1, parts, piece], lines)
         decay_line = decays._reinterpret(gl.float32, [1, DIM], _plain(1, programs))
 
     head = gl.program_id(0)
@@ -171,8 +169,8 @@ def _step(
     v_at = head * values + at
     value_head = head * group + at // DIM
     tile_row = gl.arange(0, values, layout=gl.SliceLayout(1, gl.SliceLayout(2, tile)))[:, None, None]
-    part = gl.arange(0, PARTS, layout=gl.SliceLayout(0, gl.SliceLayout(2, tile)))[None, :, None]
-    inner = gl.arange(0, PIECE, layout=gl.SliceLayout(0, gl.SliceLayout(1, tile)))[None, None, :]
+    part = gl.arange(0, parts, layout=gl.SliceLayout(0, gl.SliceLayout(2, tile)))[None, :, None]
+    inner = gl.arange(0, piece, layout=gl.SliceLayout(0, gl.SliceLayout(1, tile)))[None, None, :]
     k_at = head * DIM + gl.arange(0, DIM, layout=spread)
 
     # The kernel before this one writes x, z, b and a: all else is asked for before that one has ended.
@@ -195,20 +193,18 @@ def _step(
     v_window = window_ptr + slot * window_stride + v_channels + v_at
     columns = _columns(window, width - 1, channels, live)
     v_columns = _columns(v_window, width - 1, channels, live)
-    state_at = state_ptr + slot * state_stride + ((head * values + tile_row) * DIM + part * PIECE + inner)
+    state_at = state_ptr + slot * state_stride + ((head * values + tile_row) * DIM + part * piece + inner)
     state = gl.load(state_at, mask=live).to(gl.float32)
     meet()
     tl_cuda.gdc_wait()
     tl_cuda.gdc_launch_dependents()
     if slot < 0:
         return
-    # In this order, what is needed first at last, and volatile, which keeps the order: the compiler would put
-    # some behind the wait for others.
-    z = gl.load(z_at, volatile=True).to(gl.float32)
-    b = gl.load(b_at, volatile=True).to(gl.float32)
-    v_x = gl.load(v_x_at, volatile=True)
-    a = gl.load(a_at, volatile=True).to(gl.float32)
-    x = gl.load(x_at, volatile=True)
+    z = gl.load(z_at).to(gl.float32)
+    b = gl.load(b_at).to(gl.float32)
+    v_x = gl.load(v_x_at)
+    a = gl.load(a_at).to(gl.float32)
+    x = gl.load(x_at)
 
     mixed.index(0).store(_mixed(columns, taps, x))
     rate = exp(rate)
@@ -234,7 +230,7 @@ def _step(
         u = beta * (v - _read(state, k) * decay * k_norm)
         o = _read(state, q) * decay * q_norm + u * qk
         fade = _beside(decay)
-    squares = gl.sum(gl.reshape(o * o, [programs * warps, rows]), 1)
+    squares = gl.sum(gl.reshape(o * o, [programs * WARPS, rows]), 1)
     give(squares, place, programs)
     state = state * fade + _beside(u * k_norm) * k[None, :, :]
     gl.store(state_at, state.to(state_ptr.dtype.element_ty), cache_modifier=".cs")
@@ -243,7 +239,7 @@ def _step(
     if not sigmoid_gate:
         y = y * z
     factor = gl.rsqrt(take(squares, place, programs, group) / DIM + norm_eps)
-    factor, _ = gl.broadcast(factor[:, None], gl.reshape(y, [programs * warps, rows]))
+    factor, _ = gl.broadcast(factor[:, None], gl.reshape(y, [programs * WARPS, rows]))
     y = y * gl.convert_layout(gl.reshape(factor, [values]), value, assert_trivial=True)
     gl.store(out_ptr + row * (key_heads * values) + v_at, y.to(out_ptr.dtype.element_ty))
     _moved(window, columns, x, channels)
@@ -273,6 +269,7 @@ def hopper_delta_spread(
     All arguments as in `hopper_delta_step.hopper_delta_step`.
     """
     rows, value_heads = len(qkv), state.shape[1]
+    programs, registers = MANY if rows * key_heads <= MANY_HEADS else FEW
     out = torch.empty(rows, value_heads * DIM.value, dtype=qkv.dtype, device=qkv.device)
     if rows:
         _step[(key_heads, rows)](
@@ -305,9 +302,10 @@ def hopper_delta_spread(
             floored=decay_floor is not None,
             sigmoid_gate=vector_decay,
             width=len(conv_taps),
-            programs=PROGRAMS,
-            num_ctas=PROGRAMS,
-            num_warps=WARPS,
+            programs=programs,
+            num_ctas=programs,
+            num_warps=WARPS.value,
+            maxnreg=registers,
             **launch_options(overlap=True),
         )
     return out
