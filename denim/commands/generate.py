@@ -68,7 +68,7 @@ def print_completion(llm: LLM, prompt: str, params: SamplingParams) -> None:
         "text": completion.text,
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,
-        "prompt_tokens": len(output.prompt_token_ids),
+        "prompt_tokens": len(output.prompt_ids),
         "cached_tokens": output.num_cached_tokens,
         "completion_tokens": len(completion.token_ids),
     }

@@ -207,7 +207,7 @@ class EngineCore:
         # A positive seed for whoever gave none; -1 would mean none again.
         params = params.resolve(self.defaults, seed=derive_seed(self.options.seed, self._accepted) >> 1)
         params.check_vocab(self.spec.vocab_size)
-        cache.check_prompt(len(read.tokens))
+        cache.check_prompt(len(read.ids))
         in_flight = InFlight.of(request_id, read, params)
         family = Family() if params.n > 1 else None
         with self._books(clean=DenimError):
@@ -468,8 +468,7 @@ class EngineCore:
         constraint = None
         if params.structured is not None:
             constraint = self.grammars.constraint(params.structured, ending_ids(params, ends))
-        seen, vocab = output.prompt_token_ids, self.spec.vocab_size
-        sampling = SamplingState(params, seen, vocab, ends, index, constraint)
+        sampling = SamplingState(params, prompt, self.spec.vocab_size, ends, index, constraint)
         completion = Completion(output, index, params, sampling, max_tokens, ends, self.tokenizer)
         scored = params.prompt_logprobs if index == 0 else None
         id_ = next(self._ids)

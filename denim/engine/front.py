@@ -73,7 +73,7 @@ class EngineFront(ABC):
         read = prompt if isinstance(prompt, ReadPrompt) else await self.read(prompt)
         if self._refusal is not None:
             raise self._refusal.again()
-        max_tokens = params.most_tokens(self.facts.max_model_len - len(read.tokens))
+        max_tokens = params.most_tokens(self.facts.max_model_len - len(read.ids))
         ticket = next(self._numbers)
         stream = ReplyStream(
             params, self.tokenizer, self.facts.end_token_ids, max_tokens, leave=lambda: self._abort(ticket)

@@ -29,7 +29,7 @@ class InFlight:
     def of(cls, request_id: str, prompt: ReadPrompt, params: SamplingParams) -> InFlight:
         """A request that arrives now. Its completions are still to be added."""
         metrics = RequestMetrics(time.monotonic())
-        output = RequestOutput(request_id, prompt.text, prompt.tokens, [], metrics=metrics)
+        output = RequestOutput(request_id, prompt.text, prompt.ids, [], metrics=metrics)
         if params.prompt_logprobs is not None:
             output.prompt_logprobs = [None]
         return cls(output, metrics)

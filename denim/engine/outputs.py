@@ -5,8 +5,10 @@ Plain data under vLLM's names. Knows nothing of how any of it came about.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from denim.runner.logprobs import TokenLogprobs
@@ -79,18 +81,28 @@ class CompletionOutput:
 class RequestOutput:
     """One request with its completions, in the order of their index.
 
-    `prompt` is None where the prompt came as tokens. `prompt_logprobs` has one entry a prompt token, the
-    first of which is None. `num_cached_tokens`: prompt tokens that were not computed again.
+    `prompt` is None where the prompt came as tokens, which are packed in `prompt_ids`. `prompt_logprobs` has
+    one entry a prompt token, the first of which is None. `num_cached_tokens`: prompt tokens that were not
+    computed again.
     """
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: list[int]
+    prompt_ids: array[int]
     outputs: list[CompletionOutput]
     finished: bool = False
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    @cached_property
+    def prompt_token_ids(self) -> list[int]:
+        return self.prompt_ids.tolist()
+
+    def __repr__(self) -> str:
+        shown = vars(self) | {"prompt_token_ids": self.prompt_token_ids}
+        del shown["prompt_ids"]
+        return f"RequestOutput({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class StreamDelta(NamedTuple):

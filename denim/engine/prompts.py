@@ -20,21 +20,27 @@ from denim.errors import RequestError
 
 Prompt = str | Sequence[int]
 
+LARGEST = 2**31 - 1  # id that is packed
+
 
 class PromptTooLongError(RequestError):
     """The prompt leaves no room for one token of output."""
 
 
 class ReadPrompt(NamedTuple):
-    """A prompt that was checked. `text` is None where it came as token ids. `ids`: `tokens` in the form of
+    """A prompt that was checked. `text` is None where it came as token ids. `ids`: its tokens in the form of
     the scheduler and the cache. `boundaries`: positions that the chat template names for the prefix cache;
     `marks`: those that messages ask for themselves."""
 
     text: str | None
-    tokens: list[int]
     ids: Tokens
     boundaries: Sequence[int] = ()
     marks: Sequence[int] = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        """A copy of the ids."""
+        return self.ids.tolist()
 
 
 class PromptReader:
@@ -52,14 +58,13 @@ class PromptReader:
         if isinstance(prompt, str):
             tokenizer = need_tokenizer(self._tokenizer, "A text prompt")
             self._refuse_hopeless(prompt, tokenizer)
-            tokens = tokenizer.encode(prompt)
-            read = ReadPrompt(prompt, tokens, as_tokens(tokens))
+            read = ReadPrompt(prompt, as_tokens(tokenizer.encode(prompt)))
         else:
-            read = ReadPrompt(None, *self._checked_ids(prompt))
-        if not read.tokens:
+            read = ReadPrompt(None, self._checked_ids(prompt))
+        if not read.ids:
             raise RequestError("the prompt is empty; give at least one token")
-        if len(read.tokens) >= self._longest:
-            raise self._too_long(f"{len(read.tokens):,} tokens")
+        if len(read.ids) >= self._longest:
+            raise self._too_long(f"{len(read.ids):,} tokens")
         return read
 
     def read_chat(self, messages: Sequence[Message], **template_options: Any) -> ReadPrompt:
@@ -69,13 +74,14 @@ class PromptReader:
         messages = self._changing.without(messages)
         text = tokenizer.render_chat(messages, **template_options)
         self._refuse_hopeless(text, tokenizer)
-        read = self.read(tokenizer.encode(text, add_special_tokens=False))._replace(text=text)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        read = self.read(tokens)._replace(text=text)
         if not self._chat_positions:
             return read
-        specials = tokenizer.special_ids.intersection(read.tokens)
+        specials = tokenizer.special_ids.intersection(tokens)
         chat = ChatText(
             text,
-            read.tokens,
+            tokens,
             render=lambda later: tokenizer.render_chat(later, False, **template_options),
             encode=lambda part: tokenizer.encode(part, add_special_tokens=False),
             specials=[tokenizer.decode_one(token) for token in specials],
@@ -97,39 +103,46 @@ class PromptReader:
             f" {self._longest - 1} tokens; shorten it or raise max_model_len"
         )
 
-    def _checked_ids(self, prompt: Sequence[int]) -> tuple[list[int], Tokens]:
-        tokens = _exact_ids(prompt)
-        if tokens is None:
+    def _checked_ids(self, prompt: Sequence[int]) -> Tokens:
+        tokens = prompt if isinstance(prompt, list) else _listed(prompt)
+        if tokens is None or (ids := _packed(tokens)) is None:
             raise RequestError(f"a prompt is a string or a list of token ids, not {_short(prompt)}")
-        try:
-            ids = as_tokens(tokens)
-            # Read as unsigned, a negative id is larger than every vocabulary.
-            inside = not tokens or np.frombuffer(ids, dtype=np.uint32).max() < self._vocab_size
-        except OverflowError:
-            inside = False
-        if not inside:
-            outside = ((i, token) for i, token in enumerate(tokens) if not 0 <= token < self._vocab_size)
-            place, token = next(outside)
+        # Read as unsigned, a negative id is larger than every vocabulary.
+        if ids and np.frombuffer(ids, dtype=np.uint32).max() >= self._vocab_size:
+            place = next(i for i, token in enumerate(ids) if not 0 <= token < self._vocab_size)
             raise RequestError(
-                f"token id {token} at position {place} is outside the vocabulary of {self._vocab_size} tokens"
+                f"token id {int(tokens[place])} at position {place} is outside the vocabulary of"
+                f" {self._vocab_size} tokens"
             )
-        return tokens, ids
+        return ids
 
 
-def _exact_ids(prompt: Sequence[int]) -> list[int] | None:
-    """The prompt as a list of integers; None when it is none."""
+def _listed(prompt: Any) -> list[Any] | None:
     if isinstance(prompt, bytes | bytearray | memoryview | Mapping | Set):
         return None
     try:
-        tokens = list(prompt)
-        if set(map(type, tokens)) <= {int}:  # nearly always; a look at each of 32k ids would take 10 ms
-            return tokens
+        return list(prompt)
+    except TypeError:
+        return None
+
+
+def _packed(tokens: list[Any]) -> Tokens | None:
+    """Token ids packed, those that are too large for it as -1; None if there is something else among them."""
+    ids = Tokens("i")
+    try:
+        ids.fromlist(tokens)  # one pass: a look at each of 32k ids in Python would take 10 ms
+        # True and False are packed as 1 and 0.
+        if not ids or np.frombuffer(ids, dtype=np.uint32).min() > 1 or set(map(type, tokens)) <= {int}:
+            return ids
+    except (TypeError, OverflowError):
+        pass
+    try:
         whole = [int(token) for token in tokens]
         kinds = {getattr(token, "dtype", type(token)) for token in tokens}
         exact = not any(map(_is_bool, kinds)) and all(a == b for a, b in zip(whole, tokens, strict=True))
     except (TypeError, ValueError, OverflowError):
         return None
-    return whole if exact else None
+    return Tokens("i", [token if 0 <= token <= LARGEST else -1 for token in whole]) if exact else None
 
 
 def _is_bool(kind: object) -> bool:

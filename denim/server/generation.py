@@ -55,7 +55,7 @@ async def generate(serving: Serving, record: RequestRecord, job: Job) -> AsyncGe
     """
     _check_lengths(serving, job)
     record.prompts = len(job.prompts)
-    record.prompt_tokens = sum(len(prompt.tokens) for prompt in job.prompts)
+    record.prompt_tokens = sum(len(prompt.ids) for prompt in job.prompts)
     last: dict[int, float] = {}  # when a choice had its last token
     cached: dict[int, int] = {}  # by prompt
     with serving.gate.enter(len(job.prompts) * job.params.n) as places:
@@ -78,7 +78,7 @@ async def generate(serving: Serving, record: RequestRecord, job: Job) -> AsyncGe
 
 def _check_lengths(serving: Serving, job: Job) -> None:
     limit = serving.options.max_prompt_tokens
-    longest = max((len(prompt.tokens) for prompt in job.prompts), default=0)
+    longest = max((len(prompt.ids) for prompt in job.prompts), default=0)
     if limit is not None and longest > limit:
         raise ApiError(
             400,

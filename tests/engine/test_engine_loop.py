@@ -22,7 +22,7 @@ LONG = SamplingParams(temperature=0, max_tokens=100)
 
 
 def new(ticket: int, params: SamplingParams = LONG, request_id: str | None = None) -> Add:
-    return Add(ticket, ReadPrompt(None, [1, 2, 3], as_tokens([1, 2, 3])), params, request_id, 0, NO_WISHES)
+    return Add(ticket, ReadPrompt(None, as_tokens([1, 2, 3])), params, request_id, 0, NO_WISHES)
 
 
 class Script:

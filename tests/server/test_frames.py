@@ -38,7 +38,7 @@ def test_half_a_frame_gives_nothing() -> None:
 
 def test_what_the_engine_and_the_server_say() -> None:
     params = SamplingParams(n=2, stop=["x"], logit_bias={3: 1.0}, max_tokens=None)
-    prompt = ReadPrompt(None, [1, 2], as_tokens([1, 2]), (1,), (2,))
+    prompt = ReadPrompt(None, as_tokens([1, 2]), (1,), (2,))
     said = [
         Add(7, prompt, params, "mine", 1, CacheWishes("salt", [1], True)),
         Deltas([(7, StreamDelta("mine", 1, "", [5], finish_reason="stop", stop_reason="x"))]),
