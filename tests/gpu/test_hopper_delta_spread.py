@@ -59,34 +59,38 @@ def test_kimi_delta(heads: int, floor: float | None, dtype: torch.dtype) -> None
 def test_steps_that_overlap(key_heads: int, group: int) -> None:
     """A captured graph of several layers' steps, each of which begins before the end of the one before it,
     gives the bits of steps that run one by one, whatever slots the rows move to."""
-    layers, rows, heads = 6, 4, 32
+    counts = (4, 1, 3, 2, 4, 1)  # rows of each layer's step
+    heads = key_heads * group
     case = Gated.random(key_heads, group, DIM, DIM, torch.bfloat16, [*range(ARENA)])
     weights = [w.cuda() for w in (case.conv.t().contiguous(), case.a_log, case.dt_bias, case.norm)]
-    tokens = torch.randn(layers, rows, case.projected.shape[1], dtype=torch.bfloat16, device="cuda")
-    slots = torch.arange(rows, device="cuda")
-    places = [[(case.window.cuda(), case.state.cuda()) for _ in range(layers)] for _ in range(2)]
+    tokens = [torch.randn(rows, case.projected.shape[1]).bfloat16().cuda() for rows in counts]
+    slots = torch.arange(max(counts), device="cuda")
+    places = [[(case.window.cuda(), case.state.cuda()) for _ in counts] for _ in range(2)]
 
     def step(layer: int, way: int) -> Tensor:
-        z, b, a = tokens[layer][:, len(case.conv) :].split((heads * DIM, heads, heads), dim=1)
-        here = (slots, *places[way][layer], case.key_heads)
-        return hopper_delta_spread(tokens[layer], z, b, a, *weights, EPS, *here, vector_decay=False)
+        token = tokens[layer]
+        z, b, a = token[:, len(case.conv) :].split((heads * DIM, heads, heads), dim=1)
+        here = (slots[: len(token)], *places[way][layer], case.key_heads)
+        return hopper_delta_spread(token, z, b, a, *weights, EPS, *here, vector_decay=False)
 
-    order = [*range(layers)] * 2
-    step(0, 0), step(0, 1)
+    order = [*range(len(counts))] * 2
+    for way in range(2):
+        for layer in range(len(counts)):
+            step(layer, way)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outs = [step(layer, 0) for layer in order]
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):
-        picked = torch.randperm(ARENA, generator=generator)[:rows]
-        picked[torch.rand(rows, generator=generator) < 0.3] = -1
+        picked = torch.randperm(ARENA, generator=generator)[: len(slots)]
+        picked[torch.rand(len(slots), generator=generator) < 0.3] = -1
         slots.copy_(picked)
         graph.replay()
-        live = picked >= 0
         for out, layer in zip(outs, order, strict=True):
             expected = step(layer, 1)
             torch.cuda.synchronize()
+            live = picked[: counts[layer]] >= 0
             assert torch.equal(out[live], expected[live])
         for overlapped, single in zip(*places, strict=True):
             assert all(torch.equal(*pair) for pair in zip(overlapped, single, strict=True))
