@@ -17,7 +17,7 @@ from denim.engine.core import EngineCore
 from denim.engine.log import show_log
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import RequestOutput, StreamDelta
-from denim.engine.prompts import Prompt, ReadPrompt
+from denim.engine.prompts import Prompt, ReadPrompt, short
 from denim.engine.tokenizer import Message, Tokenizer, need_tokenizer
 from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
@@ -188,9 +188,14 @@ class LLM:
 def _as_list(prompts: Any) -> list[Prompt | ReadPrompt]:
     if isinstance(prompts, str | ReadPrompt):
         return [prompts]
-    if isinstance(prompts, bytes | bytearray | memoryview) or not isinstance(prompts, Sequence):
-        raise RequestError(f"prompts are a string, a list of token ids, or a list of either; got {prompts!r}")
-    if prompts and all(isinstance(item, Integral) for item in prompts):
+    is_bytes = isinstance(prompts, bytes | bytearray | memoryview)
+    if hasattr(prompts, "tolist") and not is_bytes:
+        prompts = prompts.tolist()  # of an array or a tensor
+    if is_bytes or not isinstance(prompts, Sequence):
+        raise RequestError(
+            f"prompts are a string, a list of token ids, or a list of either, not {short(prompts)}"
+        )
+    if prompts and isinstance(prompts[0], Integral):
         return [list(prompts)]
     return list(prompts)
 

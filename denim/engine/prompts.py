@@ -106,7 +106,7 @@ class PromptReader:
     def _checked_ids(self, prompt: Sequence[int]) -> Tokens:
         tokens = prompt if isinstance(prompt, list) else _listed(prompt)
         if tokens is None or (ids := _packed(tokens)) is None:
-            raise RequestError(f"a prompt is a string or a list of token ids, not {_short(prompt)}")
+            raise RequestError(f"a prompt is a string or a list of token ids, not {short(prompt)}")
         # Read as unsigned, a negative id is larger than every vocabulary.
         if ids and np.frombuffer(ids, dtype=np.uint32).max() >= self._vocab_size:
             place = next(i for i, token in enumerate(ids) if not 0 <= token < self._vocab_size)
@@ -150,6 +150,7 @@ def _is_bool(kind: object) -> bool:
     return kind is bool or str(kind).endswith("bool")
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """What was given, for an error."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,12 @@ def test_prompts_of_every_form(talker: LLM, tokenizer: Tokenizer) -> None:
     assert as_ids[0].prompt is None
     mixed = talker.generate(["the thing", ids, (*ids,)], [SHORT, SHORT, SHORT], priority=[2, 0, 1])
     tokens = one[0].outputs[0].token_ids
-    assert [output.outputs[0].token_ids for output in [*as_ids, *mixed]] == [tokens] * 4
+    arrays = [
+        output
+        for same in (np.array(ids), torch.tensor([ids]), array("i", ids))
+        for output in talker.generate(same, SHORT)
+    ]
+    assert [output.outputs[0].token_ids for output in [*as_ids, *mixed, *arrays]] == [tokens] * 7
     assert talker.generate([], SHORT) == []
     assert [output.request_id for output in mixed] == sorted(
         {o.request_id for o in mixed}, key=lambda i: int(i[8:])
@@ -293,6 +299,9 @@ def assert_idle(llm: LLM) -> None:
         ([torch.tensor([True])], "a prompt is a string or a list of token ids"),
         ([[1, "a"]], "a prompt is a string or a list of token ids"),
         ([None], "a prompt is a string or a list of token ids"),
+        ([1, "a"], "a prompt is a string or a list of token ids"),
+        (np.array([True, False]), "a prompt is a string or a list of token ids"),
+        (np.array(5), "prompts are a string"),
         (None, "prompts are a string"),
         (5, "prompts are a string"),
         (b"abc", "prompts are a string"),
@@ -304,7 +313,7 @@ def assert_idle(llm: LLM) -> None:
 )
 def test_bad_prompts(llm: LLM, mute: tuple[Path, Judge], prompt: Any, message: str) -> None:
     """One clear error; nothing is kept; the engine goes on. Without a tokenizer text is refused too."""
-    if prompt == "":
+    if isinstance(prompt, str) and not prompt:
         message = "needs a tokenizer"
     before = llm.stats()
     with pytest.raises(RequestError, match=message):
