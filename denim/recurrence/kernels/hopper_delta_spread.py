@@ -24,10 +24,11 @@ from triton.language.extra import cuda as tl_cuda
 
 from denim.recurrence.gated_delta import L2NORM_EPS
 from denim.recurrence.kernels.cluster_sum import give, meet, open_sum, take
-from denim.recurrence.kernels.exponentials import exp, sigmoid, softplus
+from denim.recurrence.kernels.delta_token import convolve, log_decay_of
+from denim.recurrence.kernels.exponentials import exp, sigmoid
 from denim.recurrence.kernels.overlap import launch_options
+from denim.recurrence.kernels.state_ring import DIM
 
-DIM = gl.constexpr(128)  # d_k and d_v
 GROUPS = (1, 2, 4)  # value heads of a key head
 WARPS = gl.constexpr(4)  # of a program
 
@@ -79,17 +80,6 @@ def _moved(ptr, columns, x, distance: gl.constexpr):
     for j in gl.static_range(len(columns) - 1):
         gl.store(ptr + j * distance, columns[j + 1])
     gl.store(ptr + (len(columns) - 1) * distance, x)
-
-
-@gluon.jit
-def _mixed(columns, taps, x):
-    """silu of the convolution, fp32."""
-    acc = columns[0].to(gl.float32) * taps[0].to(gl.float32)
-    for j in gl.static_range(1, len(columns)):
-        acc += columns[j].to(gl.float32) * taps[j].to(gl.float32)
-    acc += x.to(gl.float32) * taps[len(columns)].to(gl.float32)
-    acc = acc.to(x.dtype).to(gl.float32)  # the plain form returns the model's dtype here
-    return acc * sigmoid(acc)
 
 
 @gluon.jit
@@ -180,11 +170,11 @@ def _step(
     b_at = b_ptr + row * b_stride + value_head
     if vector_decay:
         a_at = a_ptr + row * a_stride + k_at
-        rate = gl.load(a_log_ptr + head)
+        a_log = gl.load(a_log_ptr + head)
         bias = gl.load(dt_bias_ptr + k_at)
     else:
         a_at = a_ptr + row * a_stride + value_head
-        rate = gl.load(a_log_ptr + value_head)
+        a_log = gl.load(a_log_ptr + value_head)
         bias = gl.load(dt_bias_ptr + value_head).to(gl.float32)
     norm = gl.load(norm_ptr + at % DIM)
     taps = _columns(taps_ptr + qk_at, width, channels, None)
@@ -203,17 +193,14 @@ def _step(
     z = gl.load(z_at).to(gl.float32)
     b = gl.load(b_at).to(gl.float32)
     v_x = gl.load(v_x_at)
-    a = gl.load(a_at).to(gl.float32)
+    a = gl.load(a_at)
     x = gl.load(x_at)
 
-    mixed.index(0).store(_mixed(columns, taps, x))
-    rate = exp(rate)
-    biased = a + bias
-    log_decay = floor * sigmoid(rate * biased) if floored else -rate * softplus(biased)
-    decay = exp(log_decay)
+    mixed.index(0).store(convolve(x, columns, taps, width))
+    decay = exp(log_decay_of(a, (a_log, bias), floor, floored))
     if vector_decay:
         decay_line.index(0).store(decay)
-    v = _mixed(v_columns, v_taps, v_x)
+    v = convolve(v_x, v_columns, v_taps, width)
     beta = beta_limit * sigmoid(b)
     q = by_parts.index(0).load(key)
     k = by_parts.index(1).load(key)
