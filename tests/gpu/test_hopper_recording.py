@@ -106,11 +106,12 @@ def test_the_same_every_time(layer: str) -> None:
     pending = torch.tensor(counts, dtype=torch.int32, device="cuda")
     tensors = (case.state, case.window, *ring)
     begin = [t.clone() for t in tensors]
+    live = torch.tensor(LIVE, device="cuda")
 
     def step() -> list[Tensor]:
         for t, first in zip(tensors, begin, strict=True):
             t.copy_(first)
-        return [run_in_place(case, ring, pending)[LIVE], *tensors]
+        return [run_in_place(case, ring, pending)[live], *tensors]
 
     wanted = [t.clone() for t in step()]
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
