@@ -21,8 +21,8 @@ from denim.spec.model import ModelSpec
 log = logging.getLogger("denim")
 
 # Decode rows of a step from which recording pays, as measured on an H200 (bench.recurrence, deferred); one
-# more than a captured shape has. A number of steps that is asked for holds in all.
-RECORD_FROM, FORCED_FROM = 33, 0
+# more than captured shapes have, with prefill and without. A number of steps that is asked for holds in all.
+RECORD_FROM, FORCED_FROM = 9, 0
 
 
 def plan_memory(

@@ -16,7 +16,7 @@ _STRIDES = ((64, 8), (128, 16), (256, 32), (1 << 30, 64))
 # launches of an eager step. One prompt alone has shapes of its own, so that its pass is cut as it should be.
 _PROMPT_TOKENS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)
 _MIXED_TOKENS = (64, 256, 512, 1024, 2048, 4096)
-_MIXED_ROWS = 32
+_MIXED_ROWS = (8, 32)  # and as many as a step may have
 # Spans behind the decode rows of such a shape: one for so many of its tokens, within these limits. A span
 # that is not there costs programs that look and leave; a step of more spans than the most would run eagerly.
 _TOKENS_PER_SPAN = 16
@@ -57,6 +57,6 @@ def prefill_shapes(most_rows: int, most_tokens: int) -> list[StepShape]:
     def spans(tokens: int) -> int:
         return min(max(tokens // _TOKENS_PER_SPAN, _LEAST_PREFILL_SPANS), MOST_PREFILL_SPANS)
 
-    rows = sorted({min(_MIXED_ROWS, most_rows), most_rows})
+    rows = sorted({*(size for size in _MIXED_ROWS if size < most_rows), most_rows})
     alone = [StepShape(0, 1, tokens) for tokens in sizes(_PROMPT_TOKENS)]
     return alone + [StepShape(n, spans(tokens), tokens) for n in rows for tokens in sizes(_MIXED_TOKENS)]

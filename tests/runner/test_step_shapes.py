@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
+from denim.engine.memory_plan import RECORD_FROM
 from denim.runner.step_shapes import decode_shapes, prefill_shapes
 
 
@@ -18,7 +21,19 @@ def test_every_number_of_rows_has_a_shape(most: int) -> None:
 
 def test_prefill_shapes_keep_within_a_step() -> None:
     assert max(shape.tokens for shape in prefill_shapes(256, 500)) == 500
-    assert {shape.rows for shape in prefill_shapes(20, 4096)} == {0, 20}
-    assert {shape.rows for shape in prefill_shapes(64, 4096)} == {0, 32, 64}
+    assert {shape.rows for shape in prefill_shapes(20, 4096)} == {0, 8, 20}
+    assert {shape.rows for shape in prefill_shapes(64, 4096)} == {0, 8, 32, 64}
     assert {shape.spans for shape in prefill_shapes(64, 4096) if not shape.rows} == {1}
     assert {shape.tokens for shape in prefill_shapes(4, 32)} == {32}
+
+
+@pytest.mark.parametrize("most", [RECORD_FROM, 20, 32, 64, 100])
+def test_few_rows_never_meet_a_shape_that_records(most: int) -> None:
+    """A graph is captured in the mode of its own rows; a step of fewer that took the other mode would run
+    eagerly."""
+    shapes = sorted(decode_shapes(most) + prefill_shapes(most, 2048), key=lambda shape: shape.cost)
+    for rows, spans, tokens in product(range(most + 1), (0, 1, 5, 30), (0, 60, 500, 2000)):
+        if (spans > 0) != (tokens > 0) or not rows + spans:
+            continue
+        first = next(shape for shape in shapes if shape.holds(rows, spans, tokens))
+        assert (first.rows >= RECORD_FROM) == (rows >= RECORD_FROM)
