@@ -29,22 +29,29 @@ from denim.recurrence.kernels.exponentials import exp, sigmoid
 from denim.recurrence.kernels.overlap import launch_options
 from denim.recurrence.kernels.state_ring import DIM
 
-GROUPS = (1, 2, 4)  # value heads of a key head
 WARPS = gl.constexpr(4)  # of a program
 
-# States of all rows together up to which the kernel is fastest, as measured on an H200.
-MOST_STATES = 128
-# Programs of a cluster, and the most registers of a thread: all programs of a step are to run at once, and
-# the first of the next beside them. So with more key heads of all rows than these, programs are fewer.
-MANY_HEADS = 64
-MANY, FEW = (8, None), (4, 96)
+# Key heads of all rows up to which the kernel is fastest, for each number of value heads of one.
+MOST_HEADS = {1: 128, 2: 64, 4: 64}
+# Heads of all rows with a decay a channel up to which a larger cluster is faster.
+MANY_PROGRAMS_TO = 64
+# Registers of a thread in a smaller cluster. A multiprocessor then holds five of its programs: all of a step
+# are to run at once, and the first of the next beside them.
+REGISTERS = 96
 
 
 def suits(state: Tensor, rows: int, key_heads: int) -> bool:
-    """Whether the kernel takes a step of so many rows with states [slots, Hv, d_v, d_k], and is fastest."""
-    value_heads = state.shape[1]
-    fits = state.shape[2:] == (DIM.value, DIM.value) and value_heads // key_heads in GROUPS
-    return fits and rows * value_heads <= MOST_STATES
+    """Whether the kernel takes a step of so many rows with states [slots, Hv, d_v, d_k], and is fastest: as
+    measured on an H200."""
+    group = state.shape[1] // key_heads
+    most = MOST_HEADS.get(group, 0)
+    return state.shape[2:] == (DIM.value, DIM.value) and rows * key_heads <= most
+
+
+def programs_of(heads: int, group: int, vector_decay: bool) -> int:
+    """Programs of a cluster, for so many key heads of all rows with `group` value heads each: as measured on
+    an H200. A program has 32 rows of states where it can, and 16 where that leaves multiprocessors idle."""
+    return 8 if group > 1 or (vector_decay and heads <= MANY_PROGRAMS_TO) else 4
 
 
 @constexpr_function
@@ -128,8 +135,9 @@ def _step(
 ):
     values: gl.constexpr = group * DIM  # rows of the states of a key head, which the programs divide
     rows: gl.constexpr = values // (programs * WARPS)  # of a warp
-    # A thread has 4 numbers of each of so many parts of a row; as many rows are read by a warp at once.
-    parts: gl.constexpr = min(4, rows)
+    # A thread has 4 numbers of each of so many parts of a row; as many rows are read by a warp at once. With
+    # a decay a channel it holds three vectors over them beside the state: over fewer where it has more rows.
+    parts: gl.constexpr = 16 // rows if vector_decay else 4
     piece: gl.constexpr = DIM // parts
     channels: gl.constexpr = key_heads * (2 * DIM + values)
     v_channels: gl.constexpr = 2 * key_heads * DIM
@@ -256,7 +264,8 @@ def hopper_delta_spread(
     All arguments as in `hopper_delta_step.hopper_delta_step`.
     """
     rows, value_heads = len(qkv), state.shape[1]
-    programs, registers = MANY if rows * key_heads <= MANY_HEADS else FEW
+    group = value_heads // key_heads
+    programs = programs_of(rows * key_heads, group, vector_decay)
     out = torch.empty(rows, value_heads * DIM.value, dtype=qkv.dtype, device=qkv.device)
     if rows:
         _step[(key_heads, rows)](
@@ -284,7 +293,7 @@ def hopper_delta_spread(
             beta_limit,
             decay_floor or 0.0,
             key_heads=key_heads,
-            group=value_heads // key_heads,
+            group=group,
             vector_decay=vector_decay,
             floored=decay_floor is not None,
             sigmoid_gate=vector_decay,
@@ -292,7 +301,7 @@ def hopper_delta_spread(
             programs=programs,
             num_ctas=programs,
             num_warps=WARPS.value,
-            maxnreg=registers,
+            maxnreg=REGISTERS if programs == 4 else None,
             **launch_options(overlap=True),
         )
     return out
