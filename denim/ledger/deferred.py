@@ -12,7 +12,7 @@ from typing import NamedTuple
 from denim.spec.model import ModelSpec
 
 # A longer ring costs memory for ever less traffic: the shortest within this share of the least is taken. A
-# record also costs more time than its bytes (as much as three times, on an H200), so the share is not small.
+# record also costs more time than its bytes (two to five times, on an H200), so the share is not small.
 ENOUGH = 0.06
 LONGEST = 33
 # Kernels take records by powers of two, and the step that fills a ring writes the state in place of one.
