@@ -26,7 +26,7 @@ DIM = 128  # of keys and values
 WIDTH = 4  # of the convolution
 NORM_EPS = 1e-6
 HEADS = ((16, 16), (16, 32))  # key and value heads: Qwen3.5-0.8B, Qwen3.5-4B to 35B
-BATCHES = (1, 8, 64, 256)
+BATCHES = (1, 2, 4, 8, 64, 256)
 
 
 class Step(NamedTuple):

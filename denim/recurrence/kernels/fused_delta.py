@@ -5,7 +5,8 @@ of their own. They all read the q and k columns of one convolution window, which
 and each has some rows of an output that is normalised as a whole. Both wait for the last: a program, when it
 has read all that it needs and stored its part of the output, raises the key head's counter of arrivals; the
 one that finds all others there moves the window, normalises the output and resets the counter. With many rows
-one program has a key head for itself, and there is no counter.
+one program has a key head for itself, and there is no counter; nor is there in Hopper's own kernels
+(`hopper_decode`).
 
 Where kernels may overlap, a program first asks for what the projection before it does not write (its state,
 the window, the convolution's taps) and only then waits for it.
