@@ -1,11 +1,9 @@
 """One decode step of the delta rule alone, on states in slots: q, k, v, decay and strength are given.
 
 The same arithmetic as the fused steps (`gated_delta_step`, `kimi_delta_step`) without what surrounds it in
-a layer; what other libraries' decode kernels do, so that they can be compared. Offsets into slots are 64-bit;
-a row whose slot is negative is padding: it reads and writes nothing.
-
-With many states memory sets the pace, and it is fastest where programs in the order of their start touch one
-small piece after the other: a program is one warp that reads whole rows and writes them back.
+a layer; what other libraries' decode kernels do, so that they can be compared. On Hopper `hopper_rule_step`
+takes what suits it. Offsets into slots are 64-bit; a row whose slot is negative is padding: it reads and
+writes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra import cuda as tl_cuda
 
 from denim.recurrence.kernels.delta_tile import (
     Tiling,
@@ -25,16 +22,14 @@ from denim.recurrence.kernels.delta_tile import (
     read,
     tile_offsets,
 )
-from denim.recurrence.kernels.overlap import launch_options, overlaps
-
-MANY = 1024  # states [d_v, d_k] of all rows together, from which on memory sets the pace
+from denim.recurrence.kernels.hopper import on_hopper
 
 
 def tiling_of(states: int) -> Tiling:
     """For so many states [d_v, d_k] of all rows together, as measured on an H200."""
     if states < 64:
         return Tiling(8, 1)
-    return Tiling(16, 2, inner=64) if states < MANY else Tiling(8, 1, inner=128)
+    return Tiling(16, 2, inner=64) if states < 1024 else Tiling(8, 1, inner=64)
 
 
 @triton.jit
@@ -58,11 +53,7 @@ def _rule_step(
     inner: tl.constexpr,
     tile_rows: tl.constexpr,
     splits: tl.constexpr,
-    overlap: tl.constexpr,
 ):
-    if overlap:
-        tl_cuda.gdc_wait()
-        tl_cuda.gdc_launch_dependents()
     value_head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     slot = tl.load(slots_ptr + row)
@@ -104,7 +95,7 @@ def _rule_step(
         o = (read(s, q) * decay + u * qk) * scale
     s = s * decay + outer(u, k)
     tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
-    tl.store(state, s.to(state_ptr.dtype.element_ty), mask=tile_mask)
+    tl.store(state, s.to(state_ptr.dtype.element_ty), mask=tile_mask, cache_modifier=".cs")
     tl.store(out_ptr + value_row * value_dim + v_at, o.to(out_ptr.dtype.element_ty), mask=v_mask)
 
 
@@ -128,9 +119,12 @@ def delta_rule_step(
     rows, key_heads, key_dim = k.shape
     _, value_heads, value_dim, _ = state.shape
     assert all(t.is_contiguous() for t in (q, k, v, log_decay, beta, state[0]))
-    states = rows * value_heads
-    tiling = (tiling or tiling_of(states)).within(value_dim)
-    overlap = states >= MANY and overlaps(state.device)
+    if tiling is None and on_hopper(state.device):
+        from denim.recurrence.kernels.hopper_rule_step import hopper_rule_step, suits
+
+        if suits(state, rows):
+            return hopper_rule_step(q, k, v, log_decay, beta, slots, state)
+    tiling = (tiling or tiling_of(rows * value_heads)).within(value_dim)
     parts, inner = tiling.parts(key_dim)
     out = torch.empty_like(v)
     _rule_step[(tiling.splits(value_dim), value_heads, rows)](
@@ -153,8 +147,6 @@ def delta_rule_step(
         inner=inner,
         tile_rows=tiling.rows,
         splits=tiling.splits(value_dim),
-        overlap=overlap,
         num_warps=tiling.warps,
-        **launch_options(overlap),
     )
     return out
