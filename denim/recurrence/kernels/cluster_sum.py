@@ -3,7 +3,7 @@
 The programs of a cluster (`num_ctas`) run at the same time and reach each other's shared memory. Every warp
 has a word in every program: `give` writes it there, and the write itself counts at a barrier of the program
 that receives it; `take` waits there for all words and adds them. A number so needs one way between
-multiprocessors, about 200 ns, no fence, and nothing in memory that a launch could leave behind.
+multiprocessors, no fence, and nothing in memory that a launch could leave behind.
 
 Who has taken knows that all others have given, and so that they have loaded whatever their numbers depend on.
 A program that has taken may end: nobody writes to it any more. One sum a launch.
