@@ -89,8 +89,8 @@ def test_preempted(folder: Path, reference: list, swap_space: int | str) -> None
 def test_bf16_differs_at_near_ties_only(folder: Path) -> None:
     alone = run(folder, "cuda", dtype="bfloat16", memory="64MiB", max_num_seqs=1)[0]
     together = run(folder, "cuda", dtype="bfloat16", memory="64MiB", max_num_batched_tokens=100)[0]
-    # Random weights magnify rounding. A near tie between experts makes steps: of such a model bf16 is up to 0.6
-    # nats from fp32, and two batches of it were 0.4 apart.
+    # Random weights magnify rounding. A near tie between experts makes steps: of such a model bf16 is up to
+    # 0.6 nats from fp32, and two batches of it were 0.4 apart.
     assert_same(together, alone, gap=0.6 if EXPERTS in folder.name else 0.2)
     assert distance(together, alone) < 0.06  # 0.036 seen, of experts
 
