@@ -58,7 +58,7 @@ def examine() -> dict[str, Any]:
         "decode_backend": decode_backend(device.type),
         "prefill_backend": prefill_backend(device.type),
         "recurrence_peers": [name for name in PEERS if on_cuda and installed(name)],
-        "long_delta_prefill": {"backend": faster.peer, "work": faster.work} if faster else None,
+        "long_delta_prefill": faster._asdict() if faster else None,
         "attention_backend": attention_backend("auto", (), dtype=torch.bfloat16, device_type=device.type),
         "fp8_blocks": multiplies_blocks(device, torch.bfloat16),
         "cpu_bf16_packed": can_pack(torch.empty(1, 1, dtype=torch.bfloat16)),
@@ -97,7 +97,10 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
 def _linear_layers(report: dict[str, Any]) -> str:
     parts = [f"decode {report['decode_backend']}, prefill {report['prefill_backend']}"]
     if long := report["long_delta_prefill"]:
-        parts.append(f"Gated DeltaNet's on {long['backend']} from {long['work']:,} tokens x value heads")
+        parts.append(
+            f"Gated DeltaNet's on {long['peer']} for {long['sequences']} sequences or more"
+            f" from {long['work']:,} tokens x value heads on"
+        )
     if peers := report["recurrence_peers"]:
         parts.append(f"recurrence_backend could force {', '.join(peers)}")
     return "; ".join(parts)

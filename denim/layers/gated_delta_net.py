@@ -167,6 +167,7 @@ class GatedDeltaNetLayer(nn.Module):
             spec.value_dim,
             qkv.dtype,
             tokens=len(qkv),
+            sequences=len(table.slot_in),
             saves=table.save is not None,
             captured=qkv.is_cuda and torch.cuda.is_current_stream_capturing(),
             capability=torch.cuda.get_device_capability(qkv.device) if qkv.is_cuda else (0, 0),

@@ -35,9 +35,9 @@ def test_text_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_text_says_what_other_libraries_take_and_could() -> None:
-    long = {"backend": "flashinfer", "work": 131072}
+    long = {"peer": "flashinfer", "sequences": 2, "work": 131072}
     report = examine() | {"recurrence_peers": ["flashinfer", "fla"], "long_delta_prefill": long}
     assert dict(rows(report))["linear layers"].endswith(
-        "; Gated DeltaNet's on flashinfer from 131,072 tokens x value heads;"
+        "; Gated DeltaNet's on flashinfer for 2 sequences or more from 131,072 tokens x value heads on;"
         " recurrence_backend could force flashinfer, fla"
     )

@@ -56,3 +56,24 @@ def test_a_code_from_the_first_segment(one_shot: LLM, budget: int) -> None:
     for ours, theirs in zip(text.logprobs, expected.logprobs, strict=True):
         for token in ours.keys() & theirs.keys():
             assert abs(ours[token].logprob - theirs[token].logprob) < LOGPROB
+
+
+@pytest.mark.parametrize("policy", ["auto", "align"])
+def test_a_transcript_of_tools_with_a_cache_and_without(one_shot: LLM, policy: str) -> None:
+    """CP-10: every turn begins where the last one was kept, in segments that end where the cache wants them
+    to; the answers are those of whole prompts without a cache."""
+    llm = engine(max_num_batched_tokens=2 * CHUNK, checkpoint_policy=policy)
+    plain = engine(max_num_batched_tokens=2 * CHUNK, checkpoint_policy="none")
+    history = OPENING.strip("\n") + f"\nRead the files of the north gate.{FACT}"
+    for turn in range(12):
+        history += (
+            f"<|im_end|>\n<|im_start|>user\nFile {turn}: {TEXT[:70]}<|im_end|>\n<|im_start|>assistant\n"
+        )
+        prompt = one_shot.tokenizer.encode(history, add_special_tokens=False)
+        text, expected = answer(llm, prompt), answer(plain, prompt)
+        assert text.token_ids == expected.token_ids
+        for ours, theirs in zip(text.logprobs, expected.logprobs, strict=True):
+            for token in ours.keys() & theirs.keys():
+                assert abs(ours[token].logprob - theirs[token].logprob) < LOGPROB
+        history += f"I have read file {turn}."
+    assert llm.core.stats()["prefix"]["hit_tokens"] > 500

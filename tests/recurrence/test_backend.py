@@ -23,7 +23,7 @@ from denim.recurrence.backend import (
 )
 
 HOPPER = (9, 0)
-CALL = DeltaPrefill(16, 128, 128, torch.bfloat16, 32768, saves=False, captured=False, capability=HOPPER)
+CALL = DeltaPrefill(16, 128, 128, torch.bfloat16, 32768, 16, saves=False, captured=False, capability=HOPPER)
 
 
 @pytest.fixture
@@ -93,7 +93,9 @@ def test_auto_takes_what_was_measured_faster(all_installed):
         assert delta_prefill_backend(AUTO, least._replace(tokens=least.tokens - 1)) == TRITON
 
 
-@pytest.mark.parametrize("change", [{"capability": (10, 0)}, {"saves": True}, {"captured": True}])
+@pytest.mark.parametrize(
+    "change", [{"capability": (10, 0)}, {"saves": True}, {"captured": True}, {"sequences": 1}]
+)
 def test_auto_stays_with_the_own_kernel(all_installed, change):
     assert delta_prefill_backend(AUTO, CALL._replace(**change)) == TRITON
 
