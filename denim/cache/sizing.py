@@ -129,5 +129,7 @@ def why_never(layout: ArenaLayout, num_slabs: int, policy: str, chunk: int, long
     pages = -(-shortest // layout.page_size)
     need = {SLOT: 2, PAGE: pages + 1}  # of the checkpoint, and of a request that begins from it
     if layout.slabs_for({size.name: need[size.name] for size in layout.classes}) > num_slabs:
-        return f"no checkpoint of {shortest:,} tokens fits beside a request; raise memory"
+        return (
+            f"no checkpoint of {shortest:,} token{'s' * (shortest > 1)} fits beside a request; raise memory"
+        )
     return None

@@ -107,7 +107,7 @@ def drawn(found: dict[str, Any], most: int) -> Tree:
         waiting += [(child, block) for child in reversed(children)]
     left_out = found["left_out"] + len(nodes) - shown
     if left_out:
-        tree.add(f"[dim]and {left_out:,} nodes more[/]")
+        tree.add(f"[dim]and {left_out:,} node{'s' * (left_out > 1)} more[/]")
     return tree
 
 
