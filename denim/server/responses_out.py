@@ -63,6 +63,10 @@ class OutputItems:
         else:
             name = TEXT_ITEMS[kind][3]
             part = item["content"][0]
+            if kind is AnswerText:
+                # Behind the last text come tokens without one, the end token above all. Whether they came
+                # with that text or behind it is a matter of how fast the reader was.
+                part["logprobs"] += self._shown()
             extra = {"logprobs": part["logprobs"]} if kind is AnswerText else {}
             events.append(self._event(f"{name}.done", content_index=0, text=part["text"], **extra))
             events.append(self._event("content_part.done", content_index=0, part=part))
@@ -88,12 +92,18 @@ class OutputItems:
         part = self.items[-1]["content"][0]
         part["text"] += text
         fields: dict[str, Any] = {"content_index": 0, "delta": text}
-        reports, self._reports = self._reports, []
         if kind is AnswerText:
-            shown = self._logprobs(reports).model_dump()["content"] if self._logprobs is not None else []
+            shown = self._shown()
             fields["logprobs"] = shown
             part["logprobs"] += shown
+        else:
+            self._reports.clear()
         return self._event(f"{TEXT_ITEMS[kind][3]}.delta", **fields)
+
+    def _shown(self) -> list[Any]:
+        """The reports of tokens that are not told yet, which they are now."""
+        reports, self._reports = self._reports, []
+        return self._logprobs(reports).model_dump()["content"] if self._logprobs is not None else []
 
     def _open_call(self, start: ToolCallStart) -> list[Event]:
         self.items.append(

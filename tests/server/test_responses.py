@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import openai
 import pytest
 
+from denim.engine.outputs import Logprob
+from denim.server.logprobs import ChatLogprobs, Report, TokenLogprob
+from denim.server.reply_parts import AnswerText
+from denim.server.responses_out import OutputItems
 from tests.server.scripted import ScriptedEngine
 
 SHORT: dict[str, Any] = {"model": "denim-tiny", "max_output_tokens": 60, "temperature": 0}
@@ -104,6 +109,25 @@ def test_logprobs(client: openai.OpenAI) -> None:
         entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs
     ]
     assert [entry.token for entry in told] == [entry.token for entry in part.logprobs][: len(told)]
+
+
+def test_logprobs_do_not_depend_on_the_reader() -> None:
+    """The end token has no text: it comes behind the last text, or with it where the reader was slow."""
+
+    def told(reports: Sequence[Report]) -> ChatLogprobs:
+        names = [next(iter(report.values())).decoded_token for report in reports]
+        return ChatLogprobs(
+            content=[TokenLogprob(token=name, logprob=0.0, bytes=None, top_logprobs=[]) for name in names]
+        )
+
+    text, end = ({0: Logprob(0.0, 1, name)} for name in ("Hello", "<|im_end|>"))
+    quick, slow = OutputItems(told), OutputItems(told)
+    quick.take([AnswerText("Hello")], [text])
+    quick.take([], [end])
+    slow.take([AnswerText("Hello")], [text, end])
+    for items in (quick, slow):
+        done = items.close()[0]
+        assert [entry["token"] for entry in done["logprobs"]] == ["Hello", "<|im_end|>"]
 
 
 def test_json_by_a_schema(client: openai.OpenAI) -> None:
