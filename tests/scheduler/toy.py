@@ -9,6 +9,7 @@ and the right ones follow from the request alone (`expected_tokens`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy as copied
 from functools import partial
 from itertools import count
 from typing import Any
@@ -276,7 +277,7 @@ class ToyEngine:
             content = self.slots if name == SLOT else self.pages
             content.pop(target, None)
             if source in content:
-                content[target] = content[source]
+                content[target] = copied(content[source])  # a page may go to two places, and live on in both
             self.retired.append((name, source))
         for name, entry in self.retired:
             (self.slots if name == SLOT else self.pages).pop(entry, None)
