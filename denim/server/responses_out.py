@@ -40,10 +40,10 @@ class OutputItems:
         for part in parts:
             if isinstance(part, AnswerText | ReasoningText):
                 if self._open is not type(part):
-                    events += [*self.close(), *self._open_text(type(part))]
+                    events += [*self._close_item(), *self._open_text(type(part))]
                 events.append(self._add_text(type(part), part.text))
             elif isinstance(part, ToolCallStart):
-                events += [*self.close(), *self._open_call(part)]
+                events += [*self._close_item(), *self._open_call(part)]
             else:
                 assert isinstance(part, ToolCallArguments)
                 self.items[-1]["arguments"] += part.json_piece
@@ -51,7 +51,14 @@ class OutputItems:
         return events
 
     def close(self, status: str = "completed") -> list[Event]:
-        """The last item is over."""
+        """The reply is over, and with it the last item."""
+        if self._open is AnswerText:
+            # Behind the last text come tokens without one, the end token above all. Whether they came with
+            # that text or behind it is a matter of how fast the reader was.
+            self.items[-1]["content"][0]["logprobs"] += self._shown()
+        return self._close_item(status)
+
+    def _close_item(self, status: str = "completed") -> list[Event]:
         if self._open is None:
             return []
         kind, self._open, item = self._open, None, self.items[-1]
@@ -63,10 +70,6 @@ class OutputItems:
         else:
             name = TEXT_ITEMS[kind][3]
             part = item["content"][0]
-            if kind is AnswerText:
-                # Behind the last text come tokens without one, the end token above all. Whether they came
-                # with that text or behind it is a matter of how fast the reader was.
-                part["logprobs"] += self._shown()
             extra = {"logprobs": part["logprobs"]} if kind is AnswerText else {}
             events.append(self._event(f"{name}.done", content_index=0, text=part["text"], **extra))
             events.append(self._event("content_part.done", content_index=0, part=part))

@@ -11,7 +11,7 @@ import pytest
 
 from denim.engine.outputs import Logprob
 from denim.server.logprobs import ChatLogprobs, Report, TokenLogprob
-from denim.server.reply_parts import AnswerText
+from denim.server.reply_parts import AnswerText, ToolCallStart
 from denim.server.responses_out import OutputItems
 from tests.server.scripted import ScriptedEngine
 
@@ -120,7 +120,7 @@ def test_logprobs_do_not_depend_on_the_reader() -> None:
             content=[TokenLogprob(token=name, logprob=0.0, bytes=None, top_logprobs=[]) for name in names]
         )
 
-    text, end = ({0: Logprob(0.0, 1, name)} for name in ("Hello", "<|im_end|>"))
+    text, end, markup = ({0: Logprob(0.0, 1, name)} for name in ("Hello", "<|im_end|>", "<tool_call>"))
     quick, slow = OutputItems(told), OutputItems(told)
     quick.take([AnswerText("Hello")], [text])
     quick.take([], [end])
@@ -128,6 +128,12 @@ def test_logprobs_do_not_depend_on_the_reader() -> None:
     for items in (quick, slow):
         done = items.close()[0]
         assert [entry["token"] for entry in done["logprobs"]] == ["Hello", "<|im_end|>"]
+
+    calling = OutputItems(told)
+    calling.take([AnswerText("Hello")], [text])
+    calling.take([], [markup])
+    done = calling.take([ToolCallStart(0, "id", "weather")], [])[0]
+    assert [entry["token"] for entry in done["logprobs"]] == ["Hello"]
 
 
 def test_json_by_a_schema(client: openai.OpenAI) -> None:
