@@ -17,6 +17,7 @@ from denim.cache.spacing import OverlapDepths
 from denim.cache.tier import Tier
 from denim.cache.tree import PrefixTree
 from denim.ledger.flops import CHUNK, prefill_flops
+from denim.ledger.units import plural
 from denim.memory.arena import Arena
 from denim.memory.checkpoint_form import CheckpointForm
 from denim.memory.fit import requests_that_fit
@@ -129,7 +130,6 @@ def why_never(layout: ArenaLayout, num_slabs: int, policy: str, chunk: int, long
     pages = -(-shortest // layout.page_size)
     need = {SLOT: 2, PAGE: pages + 1}  # of the checkpoint, and of a request that begins from it
     if layout.slabs_for({size.name: need[size.name] for size in layout.classes}) > num_slabs:
-        return (
-            f"no checkpoint of {shortest:,} token{'s' * (shortest > 1)} fits beside a request; raise memory"
-        )
+        tokens = f"{shortest:,} {plural('token', shortest)}"
+        return f"no checkpoint of {tokens} fits beside a request; raise memory"
     return None

@@ -18,7 +18,7 @@ from rich.tree import Tree
 from denim.cache.snapshot import FORM, children_by_node
 from denim.cache.stored_snapshot import stored_snapshot
 from denim.errors import ConfigError
-from denim.ledger.units import size_text
+from denim.ledger.units import plural, size_text
 
 TIMEOUT = 10.0  # seconds for a server to answer: between two steps of its engine
 ROUTE = "/prefix_cache"
@@ -107,7 +107,7 @@ def drawn(found: dict[str, Any], most: int) -> Tree:
         waiting += [(child, block) for child in reversed(children)]
     left_out = found["left_out"] + len(nodes) - shown
     if left_out:
-        tree.add(f"[dim]and {left_out:,} node{'s' * (left_out > 1)} more[/]")
+        tree.add(f"[dim]and {left_out:,} {plural('node', left_out)} more[/]")
     return tree
 
 
@@ -141,7 +141,7 @@ def node_text(node: dict[str, Any]) -> str:
     parts = [f"{node['start']:,} → {node['end']:,}"]
     if checkpoint is not None:
         hits = checkpoint["hits"]
-        used = f", {hits:,} hit{'' if hits == 1 else 's'}" if hits else ""
+        used = f", {hits:,} {plural('hit', hits)}" if hits else ""
         parts.append(f"[green]●[/] {checkpoint['kind']}{used}")
     elif node["lost"]:
         parts.append(f"[yellow]○[/] {node['lost'].replace('_', ' ')}")

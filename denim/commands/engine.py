@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from denim.ledger.units import plural
+
 if TYPE_CHECKING:
     from denim.engine import LLM
 
@@ -101,5 +103,5 @@ class Pace:
     def __str__(self) -> str:
         rate = self.tokens_per_second
         speed = "" if rate is None else f", {rate:.0f} tokens/s after it"
-        plural = "" if self.tokens == 1 else "s"
-        return f"{self.tokens} token{plural}, the first after {self.seconds_to_first * 1000:.0f} ms{speed}"
+        drawn = f"{self.tokens} {plural('token', self.tokens)}"
+        return f"{drawn}, the first after {self.seconds_to_first * 1000:.0f} ms{speed}"

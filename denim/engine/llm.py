@@ -188,10 +188,9 @@ class LLM:
 def _as_list(prompts: Any) -> list[Prompt | ReadPrompt]:
     if isinstance(prompts, str | ReadPrompt):
         return [prompts]
-    is_bytes = isinstance(prompts, bytes | bytearray | memoryview)
-    if hasattr(prompts, "tolist") and not is_bytes:
+    if hasattr(prompts, "tolist") and not isinstance(prompts, memoryview):
         prompts = prompts.tolist()  # of an array or a tensor
-    if is_bytes or not isinstance(prompts, Sequence):
+    if isinstance(prompts, bytes | bytearray | memoryview) or not isinstance(prompts, Sequence):
         raise RequestError(
             f"prompts are a string, a list of token ids, or a list of either, not {short(prompts)}"
         )

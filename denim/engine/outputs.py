@@ -35,6 +35,11 @@ def logprobs_by_token(report: TokenLogprobs, decode: Callable[[int], str] | None
     return by_token
 
 
+def _shown(record: object, fields: dict[str, object]) -> str:
+    """A record as dataclasses show theirs."""
+    return f"{type(record).__name__}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+
 @dataclass
 class RequestMetrics:
     """Times of one request, in seconds of the engine's clock; None: not reached."""
@@ -70,7 +75,7 @@ class CompletionOutput:
     def __repr__(self) -> str:
         shown = {"index": self.index, "text": self.text} | vars(self)
         del shown["pieces"]
-        return f"CompletionOutput({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        return _shown(self, shown)
 
     @property
     def finished(self) -> bool:
@@ -102,7 +107,7 @@ class RequestOutput:
     def __repr__(self) -> str:
         shown = vars(self) | {"prompt_token_ids": self.prompt_token_ids}
         del shown["prompt_ids"]
-        return f"RequestOutput({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        return _shown(self, shown)
 
 
 class StreamDelta(NamedTuple):

@@ -26,6 +26,11 @@ def count_text(n: int) -> str:
     return _scaled(n, 1000, ("", "K", "M", "B", "T")).replace(" ", "")
 
 
+def plural(noun: str, n: int) -> str:
+    """The noun as it stands behind n: "1 hit", "0 hits", "2 hits"."""
+    return noun if n == 1 else f"{noun}s"
+
+
 def seconds_text(seconds: float) -> str:
     """Three digits in s, ms or µs."""
     for scale, unit in ((1, "s"), (1e3, "ms")):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from denim.cache.snapshot import children_by_node
-from denim.ledger.units import size_text
+from denim.ledger.units import plural, size_text
 
 MOST_ROWS = 24
 ROW_HEIGHT = 17  # pixels, as in the style sheet
@@ -56,7 +56,7 @@ def _bar(node: dict[str, Any], longest: int) -> dict[str, Any]:
     parts = [f"tokens {start:,} to {end:,}"]
     if checkpoint is not None:
         hits = checkpoint["hits"]
-        parts.append(f"checkpoint at {end:,} ({checkpoint['kind']}), {hits:,} hit{'' if hits == 1 else 's'}")
+        parts.append(f"checkpoint at {end:,} ({checkpoint['kind']}), {hits:,} {plural('hit', hits)}")
     elif node["lost"]:
         parts.append(f"no checkpoint: {node['lost'].replace('_', ' ')}")
     if node["running"]:

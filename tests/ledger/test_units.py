@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from denim.ledger.units import count_text, flops_text, pattern_text, seconds_text, size_text
+from denim.ledger.units import count_text, flops_text, pattern_text, plural, seconds_text, size_text
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,10 @@ def test_flops_and_counts() -> None:
 )
 def test_seconds(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
+
+
+def test_nouns() -> None:
+    assert [plural("hit", n) for n in (0, 1, 2)] == ["hits", "hit", "hits"]
 
 
 def test_patterns() -> None:
