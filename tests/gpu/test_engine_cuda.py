@@ -86,12 +86,13 @@ def test_preempted(folder: Path, reference: list, swap_space: int | str) -> None
     assert_same(ours, reference, gap=1e-3)
 
 
-def test_bf16_differs_at_near_ties_only(folder: Path) -> None:
+def test_bf16_differs_at_near_ties_only(folder: Path, reference: list) -> None:
     alone = run(folder, "cuda", dtype="bfloat16", memory="64MiB", max_num_seqs=1)[0]
     together = run(folder, "cuda", dtype="bfloat16", memory="64MiB", max_num_batched_tokens=100)[0]
-    # Random weights magnify rounding. A near tie between experts makes steps: of such a model bf16 is up to
-    # 0.6 nats from fp32, and two batches of it were 0.4 apart.
-    assert_same(together, alone, gap=0.6 if EXPERTS in folder.name else 0.2)
+    for ours in (alone, together):
+        assert_same(ours, reference, gap=0.25)  # random weights magnify rounding: 0.23 nats seen, of experts
+    if EXPERTS not in folder.name:  # near ties between experts make steps: two batches were 0.4 nats apart
+        assert_same(together, alone, gap=0.2)
     assert distance(together, alone) < 0.06  # 0.036 seen, of experts
 
 
