@@ -11,18 +11,15 @@ costs the host each step is told as well.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bench.report import environment
+from bench.report import parser_of, save
 from bench.rules.clock import Floors, floors, microseconds, sets_of
 from bench.rules.tables import Row, lines
 from denim.errors import ConfigError
@@ -161,11 +158,8 @@ def rows(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--heads", default="8,2,256", help="query heads, KV heads, numbers of a head")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.manual_seed(0)
     measured: list[Row] = []
@@ -195,14 +189,14 @@ def main() -> None:
             part = list(rows(pages, columns, limits, section, decode))
             measured += part
             print("\n".join(lines(part)), flush=True)
-            if args.json is not None:  # after every section: a run that is cut short leaves what it has
-                record = {
-                    "environment": environment("cuda", ("flashinfer-python",)),
-                    "heads": args.heads,
-                    "floors": limits._asdict(),
-                    "rows": [row.as_json() for row in measured],
-                }
-                args.json.write_text(json.dumps(record, indent=1) + "\n")
+            save(  # after every section: a run that is cut short leaves what it has
+                args.json,
+                "cuda",
+                ("flashinfer-python",),
+                heads=args.heads,
+                floors=limits._asdict(),
+                rows=[row.as_json() for row in measured],
+            )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ the text goes on from there: `AFTER` tokens, scored.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bench.report import write
+from bench.report import parser_of, write
+from denim.commands.study.inputs import texts_of
 from denim.engine import LLM
-from denim.engine.tokenizer import need_tokenizer
 from denim.memory.layout import PAGE
 from denim.runner.plan import Span
-from denim.sampling_params import SamplingParams
 
 AFTER, NEAR = 256, 16  # tokens
 PREFIXES = (256, 1024, 2048)
@@ -103,17 +101,6 @@ def error(states: list[Tensor], exact: list[Tensor]) -> tuple[float, float]:
     return each.mean().item(), each.max().item()
 
 
-def windows_of(llm: LLM, text: Path | None, length: int, count: int) -> list[list[int]]:
-    tokenizer = need_tokenizer(llm.tokenizer, "this bench")
-    if text is not None:
-        tokens = tokenizer.encode(text.read_text(encoding="utf-8"))
-        return [tokens[at : at + length] for at in range(0, len(tokens) - length + 1, length)][:count]
-    opening = tokenizer.encode("The")
-    drawn = {"temperature": 1, "top_p": 1, "top_k": 0, "seed": 0, "n": count}
-    params = SamplingParams(max_tokens=length, ignore_eos=True, detokenize=False, **drawn)
-    return [[*opening, *one.token_ids][:length] for one in llm.generate(opening, params)[0].outputs]
-
-
 def measure(model: Model, windows: list[list[int]], prefix: int) -> list[dict[str, Any]]:
     sums: dict[str, list[float]] = {}
     exact_loss = 0.0
@@ -165,20 +152,17 @@ def measure(model: Model, windows: list[list[int]], prefix: int) -> list[dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     length = max(PREFIXES) + AFTER + 1
     kinds = {"dtype": "float32", "kv_dtype": "float32", "state_dtype": "float32", "deferred_writes": None}
     llm = LLM(
         device=args.device, memory="64MiB", max_model_len=length + 8, max_num_seqs=args.windows, **kinds
     )
-    windows = windows_of(llm, args.text, length, args.windows)
+    windows = texts_of(llm, args.text, length, args.windows)
     llm.reset_prefix_cache()
     model = Model(llm)
     rows = [row for prefix in PREFIXES for row in measure(model, windows, prefix)]

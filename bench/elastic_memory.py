@@ -16,7 +16,6 @@ run with at most 256 seats.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any, NamedTuple
 
-from bench.report import write
+from bench.report import parser_of, write
 from denim.ledger.preemption import recompute_rule
 from denim.memory.arena import Arena, Tag
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
@@ -96,7 +95,6 @@ class Phase:
     name: str
     running: list[int] = field(default_factory=list)
     held: list[float] = field(default_factory=list)  # share of the arena
-    last_step: int = 0
 
 
 @dataclass
@@ -177,7 +175,6 @@ def run(
         outcome.steps += 1
         for request in [r for r in scheduler._running if r.exhausted]:
             scheduler.finish(request.id, "length")  # its memory counts to the next step's time
-            outcome.phases[phase_of[request.id]].last_step = outcome.steps
     scheduler.check()
     outcome.stats = scheduler.stats()
     return outcome
@@ -201,13 +198,10 @@ def rows(spec: ModelSpec, memory: int, phases: Sequence[tuple[Shape, int]]) -> l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--short", type=int, default=10_000)
     parser.add_argument("--long", type=int, default=120)
     parser.add_argument("--memory-gib", type=float, default=16)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     phases = [(SHORT, options.short), (LONG, options.long), (SHORT, options.short)]
     spec, memory = read_spec(CONFIG), int(options.memory_gib * GIB)

@@ -7,9 +7,7 @@ Each figure is the median over rounds. Run it on an idle machine.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,7 +15,7 @@ import torch
 
 from bench.engine_steps import denim_decode, denim_prefill, peer_decode, peer_prefill
 from bench.random_model import engine, peer_model
-from bench.report import write
+from bench.report import parser_of, write
 
 CONTEXT = 256  # tokens before the decoded ones
 STEPS = 12  # decode steps a round
@@ -28,11 +26,8 @@ Timed = Callable[[], float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", default="qwen3.5-0.8b")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
     torch.manual_seed(0)

@@ -10,16 +10,14 @@ with, beside vLLM on another card of the same kind (`VLLM`).
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.engine_steps import denim_decode, denim_prefill, denim_throughput, peer_decode, peer_prefill
 from bench.random_model import engine, peer_model
-from bench.report import write
+from bench.report import parser_of, write
 from bench.rules.clock import floors
 from denim.engine.core import EngineCore
 from denim.ledger.cost import ledger_of
@@ -53,11 +51,8 @@ def decode_floor(spec: ModelSpec, batch: int, context: int, bandwidth: float) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", default="qwen3.5-0.8b")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--eager", action="store_true", help="without captured graphs")
     args = parser.parse_args()

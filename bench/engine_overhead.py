@@ -13,16 +13,14 @@ it, and take the tokens of the one before.
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import torch
 
 from bench.random_model import engine
-from bench.report import write
+from bench.report import parser_of, write
 from denim import SamplingParams
 from denim.engine.core import EngineCore
 from denim.engine.options import EngineOptions
@@ -132,13 +130,10 @@ def on_cpu(core: EngineCore, model: TimedModel) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", help="one of bench/configs; without it the embedded model")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     cuda = args.device == "cuda"
     core = engine_of(args.model, args.device)

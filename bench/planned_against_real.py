@@ -9,12 +9,10 @@ their slots and pages should be the planned ones.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 from bench.random_model import engine, spec_of
-from bench.report import write
+from bench.report import parser_of, write
 from bench.rules.clock import need_gpu
 from denim.ledger.devices import find_device
 from denim.ledger.lengths import Lengths
@@ -69,13 +67,10 @@ def rows(device: str, memory: int, tokens: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=list(PLANNED_ON), default="cuda")
     parser.add_argument("--memory-gib", type=float, default=60)
     parser.add_argument("--tokens", type=int, default=100)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.device == "cuda":
         need_gpu()

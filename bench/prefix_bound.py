@@ -14,7 +14,6 @@ that has to learn them.
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -23,7 +22,7 @@ from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.report import write
+from bench.report import parser_of, write
 from denim.cache.recorded_trace import BLOCK, chains_of, read_trace
 from denim.memory.layout import PAGE, SLOT, ArenaLayout
 from denim.spec.published import published_configs
@@ -148,12 +147,9 @@ def best(kept: Callable[[float], tuple[int, float]], budget: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--memory", type=int, default=256)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     layout = ArenaLayout.of(read_spec(published_configs()["Qwen3.5-35B-A3B"], dtype="bfloat16"), 16)
     state, page = (layout.size_class(name).stride for name in (SLOT, PAGE))

@@ -7,7 +7,6 @@ The real tree, policies and orders run without a model (denim.cache.replay).
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 from bench.prefix_peers import JUDICIOUS, AnyLru, LeafLru, Marconi, grid_lru
 from bench.prefix_traces import lmsys_like, sharegpt_like, swe_like
-from bench.report import write
+from bench.report import parser_of, write
 from denim.cache.byte_arena import ByteArena
 from denim.cache.eviction import GreedyDual, LeastRecent, Order, Worth
 from denim.cache.expected import Expected
@@ -120,14 +119,11 @@ CELLS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--trace", nargs="*", choices=list(CELLS), default=list(CELLS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--recorded", type=Path, help="a trace in Mooncake's format")
     parser.add_argument("--requests", type=int, default=1500, help="of the recorded trace")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     begin = time.perf_counter()
     rows = []

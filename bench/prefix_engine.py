@@ -8,15 +8,13 @@ the same prompts computed whole.
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.engine_steps import prompt_of
 from bench.random_model import engine
-from bench.report import write
+from bench.report import parser_of, write
 from denim.engine.core import EngineCore
 from denim.sampling_params import SamplingParams
 
@@ -53,9 +51,7 @@ def answered(core: EngineCore, prompt: list[int]) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", default="qwen3.5-0.8b")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", default="2GiB")
@@ -63,7 +59,6 @@ def main() -> None:
     parser.add_argument("--own", type=int, default=128)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     longest = max(args.shared + args.own, FIRST_TURN + ANSWER + QUESTION) + 1
     options = {"memory": args.memory, "max_model_len": longest, "max_num_seqs": args.requests}

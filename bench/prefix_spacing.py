@@ -7,14 +7,13 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from bench.prefix_traces import swe_like
-from bench.report import write
+from bench.report import parser_of, write
 from denim.cache.node import Tokens
 from denim.cache.recorded_trace import BLOCK, chains_of, read_trace
 from denim.cache.replay import TraceRequest
@@ -69,19 +68,16 @@ def recorded_depths(entries: Iterable[dict[str, Any]]) -> list[int]:
     return depths
 
 
-def planted(seed: int = 0) -> list[int]:
+def planted() -> list[int]:
     """Around five places, as of system prompts and documents."""
-    chance = random.Random(seed)
+    chance = random.Random(0)
     places = (2800, 7500, 8900, 20_500, 30_000)
     return [round(chance.gauss(chance.choice(places), 1000)) for _ in range(400)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--recorded", type=Path)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     agents = swe_like(0, sessions=20)
     rows = [

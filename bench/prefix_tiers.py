@@ -8,7 +8,6 @@ memory, in files, or computed; and the steps of other requests that decode meanw
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from bench.engine_steps import prompt_of
 from bench.prefix_engine import FIRST, behind, first_tokens
 from bench.random_model import engine
-from bench.report import write
+from bench.report import parser_of, write
 from denim.engine.core import EngineCore
 from denim.sampling_params import SamplingParams
 
@@ -59,9 +58,7 @@ def steps_of_others(core: EngineCore, prompt: list[int] | None) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", default="qwen3.5-0.8b")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", default="2GiB")
@@ -70,7 +67,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--checkpoint-dtype", default="auto")
     parser.add_argument("--directory", type=Path, help="of the files; a temporary one where it is not given")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     lengths = [int(text) for text in args.lengths.split(",")]
     options = {"memory": args.memory, "max_model_len": max(lengths) + OWN + 1, "max_num_seqs": 16}

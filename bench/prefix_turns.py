@@ -9,15 +9,13 @@ is the processor's, which another job on the machine does not change as much.
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.engine_steps import prompt_of
 from bench.random_model import engine
-from bench.report import write
+from bench.report import parser_of, write
 from denim.engine.core import EngineCore
 from denim.engine.options import EngineOptions
 from denim.sampling_params import SamplingParams
@@ -54,14 +52,11 @@ def turn(core: EngineCore, prompt: list[int], known: int) -> tuple[list[int], fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", default="qwen3.5-0.8b")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", default="3GiB")
     parser.add_argument("--new", type=int, default=128, help="tokens that each turn computes")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     core = open_core(args.model, args.device, args.memory, TURNS * (args.new + ANSWER) + 1)
     turn(core, drawn(core, args.new, 10**6), 0)  # first calls allocate and choose kernels

@@ -9,15 +9,12 @@ in brackets are times over it.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
-from bench.report import environment
+from bench.report import parser_of, save
 from bench.rules import (
     deferred_writes,
     delta_decode,
@@ -47,11 +44,8 @@ ERRORS = "errors"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--section", action="append", choices=(*SECTIONS, ERRORS))
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
     wanted = args.section or [*SECTIONS, ERRORS]
@@ -76,14 +70,14 @@ def main() -> None:
                 measured += rows
                 print("\n".join(tables.lines(rows)), flush=True)
             print(f"({name}: {time.perf_counter() - begin:.0f} s)\n", flush=True)
-            if args.json is not None:  # after every section: a run that is cut short leaves what it has
-                record = {
-                    "environment": environment("cuda", PEER_PACKAGES),
-                    "floors": limits._asdict(),
-                    "rows": [row.as_json() for row in measured],
-                    "errors": [error.as_json() for error in found],
-                }
-                args.json.write_text(json.dumps(record, indent=1) + "\n")
+            save(  # after every section: a run that is cut short leaves what it has
+                args.json,
+                "cuda",
+                PEER_PACKAGES,
+                floors=limits._asdict(),
+                rows=[row.as_json() for row in measured],
+                errors=[error.as_json() for error in found],
+            )
 
 
 if __name__ == "__main__":

@@ -9,10 +9,8 @@ two outputs.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.qwen3_5 import modeling_qwen3_5 as peer
 
-from bench.report import write
+from bench.report import parser_of, write
 from denim.recurrence.gated_delta import gated_delta_chunked, gated_delta_step, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
 
@@ -33,13 +31,10 @@ STEP_ROUNDS = 200
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--key-heads", type=int, default=16)
     parser.add_argument("--value-heads", type=int, default=16)
     parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
     torch.manual_seed(0)

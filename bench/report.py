@@ -1,4 +1,7 @@
-"""A measurement's way out: a table for people, a JSON file with device, versions and date for the record."""
+"""A measurement's way out: a table for people, a JSON file with device, versions and date for the record.
+
+Owns both forms, and the options that every bench has.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import datetime
 import json
 import os
 import platform
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +18,13 @@ from typing import Any
 import torch
 
 import denim
+
+
+def parser_of(description: str | None) -> ArgumentParser:
+    """Of a bench's options, --json among them; it is described by its docstring."""
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="a file for the record")
+    return parser
 
 
 def environment(device: str, packages: Sequence[str] = ()) -> dict[str, Any]:
@@ -47,8 +58,15 @@ def write(path: Path | None, device: str, rows: list[dict[str, Any]]) -> None:
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line in cells:
         print("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
+    save(path, device, rows=rows)
+
+
+def save(path: Path | None, device: str, packages: Sequence[str] = (), **figures: Any) -> None:
+    """With a path, write the environment and the figures by their names as JSON."""
     if path is not None:
-        path.write_text(json.dumps({"environment": environment(device), "rows": rows}, indent=1) + "\n")
+        path.write_text(
+            json.dumps({"environment": environment(device, packages), **figures}, indent=1) + "\n"
+        )
 
 
 def _cell(value: Any) -> str:

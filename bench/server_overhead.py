@@ -16,14 +16,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
 from bench.raw_client import events, request, stream_all
-from bench.report import write
+from bench.report import parser_of, write
 from bench.served import HOST, Served, cpu_seconds
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "memory": "256MiB", "max_model_len": 1024}  # of both engines
@@ -101,14 +100,11 @@ def served_round(served: Served, streams: int, tokens: int, place: int) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cores", default="0,1")
-    parser.add_argument("--json", type=Path)
     parser.add_argument(ALONE, action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"

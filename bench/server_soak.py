@@ -12,18 +12,16 @@ something has not come back.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from bench.raw_client import END, request
-from bench.report import write
+from bench.report import parser_of, write
 from bench.served import HOST, Served
 
 MODEL = ["--device", "cpu", "--memory", "64MiB", "--max-model-len", "1024"]
@@ -173,13 +171,10 @@ def soak(served: Served, requests: int, at_once: int, seed: int) -> tuple[list[d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--at-once", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with Served(MODEL) as served:
         rows, bad = soak(served, args.requests, args.at_once, args.seed)

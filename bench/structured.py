@@ -10,20 +10,18 @@ step's masks for 64 completions on their way to the device and onto the logits.
 
 from __future__ import annotations
 
-import argparse
 import random
 import string
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench.report import write
+from bench.report import parser_of, write
 from denim.engine.grammars import structural_tag
 from denim.runner.constraint import Constraint
 from denim.structured_output import StructuredOutput
@@ -104,12 +102,9 @@ def apply_us(one: Constraint, size: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--vocab", type=int, default=QWEN3_5_VOCAB)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     write(given.json, given.device, measure(given.vocab, given.device))
 

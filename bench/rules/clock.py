@@ -39,11 +39,10 @@ def sets_of(bytes_of_one: float) -> int:
     return max(2, min(MOST_SETS, int(ROTATED_BYTES / max(bytes_of_one, 1)) + 1))
 
 
-def microseconds(work: Callable[[int], object], sets: int, calls_of_one: int = 1) -> float:
+def microseconds(work: Callable[[int], object], sets: int) -> float:
     """Median time of one work(i), i counting through `sets` sets of inputs over and over.
 
-    work must launch the same kernels in every call, and may not wait for the device. calls_of_one: how many
-    steps one work(i) makes, when the time of a step is wanted.
+    work must launch the same kernels in every call, and may not wait for the device.
     """
     for i in range(min(sets, 3)):
         work(i)
@@ -61,7 +60,7 @@ def microseconds(work: Callable[[int], object], sets: int, calls_of_one: int = 1
     graph.replay()
     taken = statistics.median(_elapsed(graph.replay, 1) for _ in range(REPLAYS))
     del graph
-    return taken / calls / calls_of_one
+    return taken / calls
 
 
 def _elapsed(work: Callable[[], object], times: int) -> float:

@@ -20,11 +20,10 @@ def measured(
     work: Callable[[int], object],
     sets: int,
     floor: float,
-    calls_of_one: int = 1,
 ) -> Row:
     """A row of `work`; what cannot run leaves a reason and no figure."""
     try:
-        return Row(section, shape, name, microseconds(work, sets, calls_of_one), floor)
+        return Row(section, shape, name, microseconds(work, sets), floor)
     except Exception as error:
         return Row(
             section, shape, name, math.nan, floor, f"{type(error).__name__}: {error}".split("\n")[0][:160]
