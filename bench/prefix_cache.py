@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from bench.prefix_peers import JUDICIOUS, AnyLru, LeafLru, Marconi, grid_lru
+from bench.prefix_peers import JUDICIOUS, AnyLru, GreedyDual, LeafLru, LeastRecent, Marconi, grid_lru
 from bench.prefix_traces import lmsys_like, sharegpt_like, swe_like
 from bench.report import parser_of, write
 from denim.cache.byte_arena import ByteArena
-from denim.cache.eviction import GreedyDual, LeastRecent, Order, Worth
+from denim.cache.eviction import Order, Worth
 from denim.cache.expected import Expected
 from denim.cache.positions import POLICIES, Grid, Policy
 from denim.cache.prefix_cache import PrefixCache

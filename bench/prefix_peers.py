@@ -1,4 +1,4 @@
-"""The peers' rules for a prefix cache of hybrid models, from their published descriptions.
+"""The peers' rules for a prefix cache of hybrid models, from their published descriptions, and plain orders.
 
 The tree rules run on Denim's own tree, which keeps no KV that cannot be used, so they do a little better here
 than at home. Where a rule has a parameter that its authors tune, it is tuned in hindsight.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from denim.cache.eviction import LeastRecent, Order, Worth
+from denim.cache.eviction import Order, Priced, Worth
 from denim.cache.node import Node
 from denim.cache.positions import JUNCTION, Grid, Policy, Sighting, Wanted
 from denim.cache.replay import TraceRequest
@@ -50,6 +50,69 @@ def grid_lru(
         while len(blocks) > capacity:
             blocks.popitem(last=False)
     return hits, queries
+
+
+class LeastRecent(Order):
+    """Longest unused first, whatever it is worth."""
+
+    def __init__(self) -> None:
+        self._nodes: OrderedDict[Node, None] = OrderedDict()
+
+    def saved(self, node: Node) -> None:
+        self._nodes[node] = None
+
+    def used(self, node: Node) -> None:
+        if node in self._nodes:
+            self._nodes.move_to_end(node)
+
+    def evicted(self, node: Node) -> None:
+        del self._nodes[node]
+
+    def victim(self, keep: Node | None) -> Node | None:
+        last = None
+        for node in self._nodes:
+            if node is keep:
+                continue
+            if not node.users:
+                return node
+            last = last or node
+        return last
+
+    def clear(self) -> None:
+        self._nodes.clear()
+
+    def check(self, checkpoints: Iterable[Node]) -> None:
+        assert set(checkpoints) == set(self._nodes)
+
+
+class GreedyDual(Priced):
+    """FLOPs saved per byte freed, plus an age that rises to the price of whatever goes (Cao and Irani,
+    1997, with bytes that come free in place of an object's size)."""
+
+    def __init__(self, worth: Worth) -> None:
+        super().__init__(worth)
+        self._age = 0.0
+        self._at: dict[Node, float] = {}  # the age at the last use
+
+    def price(self, node: Node) -> float:
+        return self._at.get(node, self._age) + self._worth.density(node)
+
+    def saved(self, node: Node) -> None:
+        super().saved(node)
+        self._at[node] = self._age
+
+    def used(self, node: Node) -> None:
+        if node in self._at:
+            self._at[node] = self._age
+
+    def evicted(self, node: Node) -> None:
+        self._age = max(self._age, self.price(node))
+        super().evicted(node)
+        del self._at[node]
+
+    def clear(self) -> None:
+        super().clear()
+        self._at.clear()
 
 
 class Stamped(Order):

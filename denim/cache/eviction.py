@@ -1,7 +1,7 @@
-"""Which checkpoint goes next: one queue of all of them, and the orders that it can be in.
+"""Which checkpoint goes next: one queue of all of them, in an order that hears of all that happens to them.
 
-Owns the plain orders; the default one, which learns, is `denim.cache.expected`. What a checkpoint is worth is
-the FLOPs that it saves whoever begins from it rather than from the next one above it; what it costs is the
+Owns what a checkpoint is worth, and the queue by price; what the price is, `denim.cache.expected` learns. The
+worth is the FLOPs that it saves whoever begins from it rather than from the next one above it; the cost the
 bytes that come free without it, its slot and the pages that serve no other. Knows the tree; takes nothing
 away itself.
 """
@@ -9,7 +9,6 @@ away itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -62,7 +61,7 @@ class Order(ABC):
     def victim(self, keep: Node | None) -> Node | None:
         """The next to go, but for `keep`; None when there is no other. Those of running requests go last."""
 
-    def offered(self, node: Node, kind: str) -> None:  # noqa: B027 (of no account to most orders)
+    def offered(self, node: Node, kind: str) -> None:  # noqa: B027 (of no account to orders that learn nothing)
         """A checkpoint of this kind is wanted at a node that has none."""
 
     def refused(self, node: Node) -> None:  # noqa: B027
@@ -88,39 +87,6 @@ class Order(ABC):
     @abstractmethod
     def check(self, checkpoints: Iterable[Node]) -> None:
         """Raises AssertionError unless these are the nodes in the queue."""
-
-
-class LeastRecent(Order):
-    """Longest unused first, whatever it is worth."""
-
-    def __init__(self) -> None:
-        self._nodes: OrderedDict[Node, None] = OrderedDict()
-
-    def saved(self, node: Node) -> None:
-        self._nodes[node] = None
-
-    def used(self, node: Node) -> None:
-        if node in self._nodes:
-            self._nodes.move_to_end(node)
-
-    def evicted(self, node: Node) -> None:
-        del self._nodes[node]
-
-    def victim(self, keep: Node | None) -> Node | None:
-        last = None
-        for node in self._nodes:
-            if node is keep:
-                continue
-            if not node.users:
-                return node
-            last = last or node
-        return last
-
-    def clear(self) -> None:
-        self._nodes.clear()
-
-    def check(self, checkpoints: Iterable[Node]) -> None:
-        assert set(checkpoints) == set(self._nodes)
 
 
 class Priced(Order):
@@ -167,33 +133,3 @@ class Priced(Order):
 
     def check(self, checkpoints: Iterable[Node]) -> None:
         assert set(checkpoints) == set(self._nodes)
-
-
-class GreedyDual(Priced):
-    """FLOPs saved per byte freed, plus an age that rises to the price of whatever goes (Cao and Irani,
-    1997, with bytes that come free in place of an object's size)."""
-
-    def __init__(self, worth: Worth) -> None:
-        super().__init__(worth)
-        self._age = 0.0
-        self._at: dict[Node, float] = {}  # the age at the last use
-
-    def price(self, node: Node) -> float:
-        return self._at.get(node, self._age) + self._worth.density(node)
-
-    def saved(self, node: Node) -> None:
-        super().saved(node)
-        self._at[node] = self._age
-
-    def used(self, node: Node) -> None:
-        if node in self._at:
-            self._at[node] = self._age
-
-    def evicted(self, node: Node) -> None:
-        self._age = max(self._age, self.price(node))
-        super().evicted(node)
-        del self._at[node]
-
-    def clear(self) -> None:
-        super().clear()
-        self._at.clear()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from denim.cache.eviction import GreedyDual, LeastRecent, Order, Worth
+from bench.prefix_peers import GreedyDual, LeastRecent
+from denim.cache.eviction import Order, Worth
 from denim.cache.expected import Expected
 
 ORDERS: dict[str, Callable[[Worth, Callable[[], float]], Order]] = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from bench.prefix_peers import LeastRecent
 from denim.cache.disk_tier import DiskTier
-from denim.cache.eviction import LeastRecent
 from denim.cache.node import as_tokens
 from denim.cache.prefix_cache import Namespace
 from denim.cache.tier import Tier
@@ -49,8 +49,9 @@ class World:
         self.folder = folder
 
     def tier(self, name: str, capacity: int, on_free: Any, has_room: Any) -> Tier:
-        make = LeastRecent
-        return Tier(name, self.layout, capacity, 1000, lambda n: n, lambda worth: make(), on_free, has_room)
+        return Tier(
+            name, self.layout, capacity, 1000, lambda n: n, lambda worth: LeastRecent(), on_free, has_room
+        )
 
     def close(self) -> None:
         self.disk.finish()
