@@ -7,7 +7,7 @@ take seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,12 +20,11 @@ from denim.memory.layout import PAGE, SLOT
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """`time` in seconds; `tokens` of prompt and answer; `boundaries` as the chat template would name them."""
+    """`time` in seconds; `tokens` of prompt and answer, of which the first `prompt` are the prompt."""
 
     time: float
     tokens: Tokens
     prompt: int
-    boundaries: Sequence[int] = ()
 
 
 class Clock:
@@ -84,7 +83,7 @@ def _replay_one(request: TraceRequest, cache: PrefixCache, arena: Arena) -> int:
     if copied:
         arena.release(PAGE, copied)
     pages = shared + own
-    sighting = Sighting(len(prompt), hit.position, hit.seen, request.boundaries)
+    sighting = Sighting(len(prompt), hit.position, hit.seen)
     for position, kind in cache.wanted(sighting):
         head = prompt[:position]
         place = cache.reserve(namespace, head, kind) if slot >= 0 else -1

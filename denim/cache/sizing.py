@@ -88,8 +88,7 @@ def open_tier(
     form: CheckpointForm,
     capacity: int,
     on_free: Callable[[list[int]], None],
-    chunk: int = CHUNK,
-    now: Callable[[], float] = monotonic,
+    chunk: int,
     has_room: HasRoom | None = None,
 ) -> Tier:
     """An empty lower tier of `capacity` bytes for checkpoints in `form`; the others are those of `Tier`."""
@@ -100,7 +99,7 @@ def open_tier(
         capacity,
         tokens,
         prefill_curve(spec, chunk),
-        lambda worth: Expected(worth, now),
+        lambda worth: Expected(worth, monotonic),
         on_free,
         has_room,
     )

@@ -18,15 +18,15 @@ FORM = 1
 """Number of the form; it grows when a key changes its meaning."""
 
 MOST_NODES = 2000
-"""Nodes that are listed unless more are asked for: a tree of 10,000 makes megabytes of JSON."""
+"""Nodes that are listed: a tree of 10,000 makes megabytes of JSON."""
 
 
-def snapshot(cache: PrefixCache, most: int = MOST_NODES) -> dict[str, Any]:
+def snapshot(cache: PrefixCache) -> dict[str, Any]:
     """The tree of `cache`; to be called between two steps. O(nodes).
 
     form, policy, page_size (tokens), page_bytes, slot_bytes; account: as `PrefixCache.stats`; by_kind:
-    checkpoints by why they were saved; namespaces: {salted, adapter} of each; nodes: at most `most`, the
-    shallow ones first, parents before children; left_out: how many more there are.
+    checkpoints by why they were saved; namespaces: {salted, adapter} of each; nodes: at most `MOST_NODES`,
+    the shallow ones first, parents before children; left_out: how many more there are.
 
     A node: parent (its place in `nodes`; None below a root), namespace (its place in `namespaces`), start and
     end (tokens), pages, checkpoint ({kind, hits}, hits being the requests that began from it; None: there is
@@ -49,7 +49,7 @@ def snapshot(cache: PrefixCache, most: int = MOST_NODES) -> dict[str, Any]:
         if checkpoint is not None:
             by_kind[checkpoint.kind] += 1
         own = len(nodes)
-        if own < most:
+        if own < MOST_NODES:
             nodes.append(
                 {
                     "parent": parent,

@@ -29,12 +29,10 @@ def slab_view(arena: Arena) -> dict[str, Any]:
     return {"sides": "".join(sides), "held": "".join(held), "slab_bytes": arena.layout.slab_bytes}
 
 
-def request_view(
-    in_flight: Iterable[InFlight], requests: Mapping[int, Request], most: int = MOST_REQUESTS
-) -> dict[str, Any]:
-    """total: completions in work; shown: at most `most`, each {id, index, status, prompt, cached, computed,
-    generated, most_tokens, pages, preemptions, seconds since it came, first: seconds to its first token or
-    None}, counts in tokens."""
+def request_view(in_flight: Iterable[InFlight], requests: Mapping[int, Request]) -> dict[str, Any]:
+    """total: completions in work; shown: at most `MOST_REQUESTS`, each {id, index, status, prompt, cached,
+    computed, generated, most_tokens, pages, preemptions, seconds since it came, first: seconds to its first
+    token or None}, counts in tokens."""
     now = time.monotonic()
     rows: list[dict[str, Any]] = []
     total = 0
@@ -44,7 +42,7 @@ def request_view(
         for id_ in one.unfinished():
             total += 1
             request = requests.get(id_)
-            if request is None or len(rows) >= most:
+            if request is None or len(rows) >= MOST_REQUESTS:
                 continue
             rows.append(
                 {

@@ -1,6 +1,6 @@
-"""What deferred writes cost and save: a ring of recorded updates beside the state, written every L steps.
+"""What deferred writes save: a ring of recorded updates beside the state, which is written every L steps.
 
-Owns the traffic of a decode step's states with and without a ring, and the choice of L. A step reads the
+Owns the traffic of a decode step's states and rings, and the choice of L. A step reads the
 state and the pending records, and writes one record; every L-th step writes the state in its place. Knows
 specs; not how fast a kernel is.
 """
@@ -20,18 +20,10 @@ LENGTHS = (2, 3, 5, 9, 17, LONGEST)
 
 
 class DeferredCost(NamedTuple):
-    """Of one request. `ring_bytes` lie in its slot; a step moves `step_bytes` of states and records on
-    average over L steps, against `every_step_bytes` where each writes."""
+    """Of one request: a step moves `step_bytes` of states and records, on average over L = `length` steps."""
 
     length: int
-    ring_bytes: int
     step_bytes: float
-    every_step_bytes: int
-
-    @property
-    def gain(self) -> float:
-        """How many times less is moved."""
-        return self.every_step_bytes / self.step_bytes
 
 
 def deferred_cost(spec: ModelSpec, length: int) -> DeferredCost | None:
@@ -48,7 +40,7 @@ def deferred_cost(spec: ModelSpec, length: int) -> DeferredCost | None:
     record = ring // length
     read = (length - 1) / 2 * record  # 0 .. L - 1 pending, each equally often
     written = (states + (length - 1) * record) / length
-    return DeferredCost(length, ring, states + read + written, 2 * states)
+    return DeferredCost(length, states + read + written)
 
 
 def ring_length(spec: ModelSpec) -> int:

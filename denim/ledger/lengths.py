@@ -70,9 +70,9 @@ class Lengths:
             raise ConfigError(f"--trace {path} has no request")
         return cls(path.name, tuple(p for p, _ in pairs), tuple(p + o for p, o in pairs))
 
-    def within(self, longest: int | None) -> Lengths:
-        """Those of at most `longest` tokens (None: all). Raises ConfigError when none is left."""
-        if longest is None or max(self.totals) <= longest:
+    def within(self, longest: int) -> Lengths:
+        """Those of at most `longest` tokens. Raises ConfigError when none is left."""
+        if max(self.totals) <= longest:
             return self
         kept = [(p, t) for p, t in zip(self.prompts, self.totals, strict=True) if t <= longest]
         if not kept:

@@ -237,20 +237,16 @@ class Arena:
                 seen = f"stands for {committed} tokens ({pending} pending)"
             raise CheckpointError(f"slot {slot} {seen}, but was to be read as the state after {count} tokens")
 
-    def commit(self, slot: int, tokens: int, pending: int = 0) -> None:
-        """Record that the slot now stands for `tokens` tokens, and `pending` more. Raises CheckpointError for
-        a free slot."""
+    def commit(self, slot: int, tokens: int) -> None:
+        """Record that the slot now stands for `tokens` tokens, all written. Raises CheckpointError for a free
+        slot."""
         if slot not in self._tags:
             raise CheckpointError(f"slot {slot} is free, but was to stand for {tokens} tokens")
-        self._tags[slot][:] = tokens + pending, pending
-
-    def advance(self, slot: int, records: int) -> None:
-        """One token more: only recorded, or, where that would make `records` records, written with them. 0
-        records: always written."""
-        self.advance_all((slot,), records)
+        self._tags[slot][:] = tokens, 0
 
     def advance_all(self, slots: Iterable[int], records: int) -> None:
-        """`advance` of each of these slots; -1: there is none."""
+        """One token more in each of these slots (-1: there is none): only recorded, or, where that would make
+        `records` records, written with them. 0 records: always written."""
         tags = self._tags
         for slot in slots:
             if slot < 0:

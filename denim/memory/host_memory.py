@@ -23,7 +23,7 @@ from denim.memory.checkpoint_form import CheckpointForm
 from denim.memory.host_copies import HostCopies, copy_across
 from denim.memory.layout import PAGE, SLOT
 from denim.memory.slot_codec import decode, encode
-from denim.memory.storage import POISON, Storage
+from denim.memory.storage import POISON, Storage, runs
 from denim.memory.transfer import Transfer
 
 
@@ -102,12 +102,7 @@ class HostMemory:
         return blocks
 
     def _pieces(self, blocks: Sequence[int], nbytes: int) -> list[Tensor]:
-        pieces = []
-        at = 0
-        for i in range(1, len(blocks) + 1):
-            if i == len(blocks) or blocks[i] != blocks[i - 1] + 1:
-                pieces.append(self._blocks[blocks[at] : blocks[i - 1] + 1].view(-1))
-                at = i
+        pieces = [self._blocks[first : first + n].view(-1) for first, n in runs(blocks)]
         rest = sum(piece.numel() for piece in pieces) - nbytes
         if rest:
             pieces[-1] = pieces[-1][:-rest]

@@ -94,12 +94,12 @@ class Storage:
     def parts(self, name: str, ids: Sequence[int]) -> list[Tensor]:
         """The bytes of entries in their order, stride by stride: uint8 views, neighbours joined."""
         rows = self._rows[name]
-        return [rows[first : first + n].view(-1) for _, first, n in _runs(ids)]
+        return [rows[first : first + n].view(-1) for first, n in runs(ids)]
 
     def poison(self, name: str, ids: Sequence[int]) -> None:
         """Fill entries with NaN."""
         rows = self._rows[name]
-        for _, first, n in _runs(ids):
+        for first, n in runs(ids):
             rows[first : first + n].fill_(POISON)
 
     def retire(self, name: str, ids: Sequence[int]) -> None:
@@ -123,10 +123,10 @@ class Storage:
         )
 
 
-def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Cut ids into runs of neighbours, each moved as one block: (position in `ids`, first id, length)."""
+def runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Cut ids into runs of neighbours, each moved as one block: (first id, length)."""
     at = 0
     for i in range(1, len(ids) + 1):
         if i == len(ids) or ids[i] != ids[i - 1] + 1:
-            yield at, ids[at], i - at
+            yield ids[at], i - at
             at = i

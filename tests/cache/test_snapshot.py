@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from denim.cache.account import EVICTED
 from denim.cache.prefix_cache import Namespace
 from denim.cache.snapshot import snapshot
@@ -58,8 +60,10 @@ def test_what_was_lost_and_who_runs_is_shown() -> None:
     world.finish(request, donate=False)
 
 
-def test_a_large_tree_is_cut_from_below() -> None:
+def test_a_large_tree_is_cut_from_below(monkeypatch: pytest.MonkeyPatch) -> None:
     world = grown()
-    whole, cut = snapshot(world.cache), snapshot(world.cache, most=2)
+    whole = snapshot(world.cache)
+    monkeypatch.setattr("denim.cache.snapshot.MOST_NODES", 2)
+    cut = snapshot(world.cache)
     assert cut["nodes"] == whole["nodes"][:2]
     assert cut["left_out"] == len(whole["nodes"]) - 2 and cut["by_kind"] == whole["by_kind"]

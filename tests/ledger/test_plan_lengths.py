@@ -74,7 +74,7 @@ def test_a_bad_trace_names_the_line(tmp_path: Path, text: str, message: str) -> 
 
 def test_what_is_too_long_is_left_out() -> None:
     lengths = Lengths("three", (1, 2, 3), (10, 20, 30))
-    assert lengths.within(None) is lengths.within(30) is lengths
+    assert lengths.within(30) is lengths
     assert lengths.within(20).totals == (10, 20)
     assert lengths.within(20).prompts == (1, 2)
     with pytest.raises(ConfigError, match="three: the shortest request has 10 tokens.*at most 9"):

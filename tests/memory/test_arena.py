@@ -86,7 +86,7 @@ def test_tags_name_both_numbers():
     arena.expect(slot, 1024)
     with pytest.raises(CheckpointError, match=r"1024 tokens .* 1000 tokens"):
         arena.expect(slot, 1000)
-    arena.commit(slot, 1024, pending=2)
+    arena.advance_all([slot, -1, slot], records=3)
     with pytest.raises(CheckpointError, match="2 pending"):
         arena.expect(slot, 1024)
     arena.expect(slot, 1026)
@@ -104,7 +104,7 @@ def test_records_are_written_when_the_ring_is_full():
     arena.commit(slot, 10)
     tags = []
     for _ in range(4):
-        arena.advance(slot, 3)
+        arena.advance_all([slot], 3)
         tags.append(arena.tag(slot))
     assert tags == [Tag(10, 1), Tag(10, 2), Tag(13), Tag(13, 1)]
     arena.flushed(slot)
