@@ -6,6 +6,7 @@ shared pages as on the device. Knows tokens and entry numbers; not where bytes l
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,11 +22,15 @@ from denim.memory.layout import PAGE, SLOT, ArenaLayout
 LEFT = "left the tier"
 """Why a node of a lower tier has no checkpoint any more; nobody counts these."""
 
+UNBOUNDED = sys.maxsize
+"""Bytes of an arena that turns nobody down."""
+
 
 class Tier:
     """`make_order(worth)`: the order of eviction. `flops(tokens)`: of a prefill from nothing.
 
-    `has_room(need)`: whether so many entries may be taken now; None: whether their bytes are free.
+    `has_room(need)`: whether so many entries may be taken now, whatever `capacity` is; None: whether their
+    bytes are free of `capacity`.
     """
 
     def __init__(
@@ -40,7 +45,8 @@ class Tier:
         has_room: Callable[[Mapping[str, int]], bool] | None = None,
     ) -> None:
         self.name = name
-        self.arena = ByteArena(layout, capacity, on_free)
+        # Who says what room there is bounds other bytes than these: of whole files, not of blocks.
+        self.arena = ByteArena(layout, capacity if has_room is None else UNBOUNDED, on_free)
         arena: Any = self.arena
         self.tree = PrefixTree(arena, ids_limit)
         worth = Worth(self.tree, flops, layout.stride(PAGE), layout.stride(SLOT))

@@ -23,9 +23,10 @@ PAGE_BYTES, SLOT_BYTES = 64, 200
 SPACE = Namespace()
 
 
-def layout_of(slots: bool = True, pages: bool = True) -> ArenaLayout:
-    sizes = {PAGE: PAGE_BYTES * pages, SLOT: SLOT_BYTES * slots}
-    classes = tuple(SizeClass(name, n, n, 1) for name, n in sizes.items() if n)
+def layout_of(slots: bool = True, pages: bool = True, slot_stride: int = SLOT_BYTES) -> ArenaLayout:
+    """`slot_stride`: what a slot takes in the blocks of host memory."""
+    sizes = {PAGE: (PAGE_BYTES * pages,) * 2, SLOT: (SLOT_BYTES * slots, slot_stride)}
+    classes = tuple(SizeClass(name, *both, 1) for name, both in sizes.items() if both[0])
     return ArenaLayout(PAGE_SIZE, 64, classes, (), ())
 
 
@@ -189,10 +190,12 @@ def test_namespaces_are_apart_and_come_back(world: World) -> None:
     world.close()
 
 
-def test_files_stay_within_their_bound(folder: Path) -> None:
-    """Whole files count, headers too; the longest unused go, and pages with the last that needs them."""
+@pytest.mark.parametrize("slot_stride", [SLOT_BYTES, 8192], ids=["tight", "wide"])
+def test_files_stay_within_their_bound(folder: Path, slot_stride: int) -> None:
+    """Whole files count, headers too, and not blocks of host memory; the longest unused go, and pages with the
+    last that needs them."""
     limit = 40_000
-    world = World(folder, limit)
+    world = World(folder, limit, layout_of(slot_stride=slot_stride))
     for first in range(30):
         world.put(tokens_of(40, first))
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
