@@ -192,8 +192,8 @@ def test_namespaces_are_apart_and_come_back(world: World) -> None:
 
 @pytest.mark.parametrize("slot_stride", [SLOT_BYTES, 8192], ids=["tight", "wide"])
 def test_files_stay_within_their_bound(folder: Path, slot_stride: int) -> None:
-    """Whole files count, headers too, and not blocks of host memory; the longest unused go, and pages with the
-    last that needs them."""
+    """Whole files count, headers too, and not blocks of host memory; the longest unused go, and pages with
+    the last that needs them."""
     limit = 40_000
     world = World(folder, limit, layout_of(slot_stride=slot_stride))
     for first in range(30):
