@@ -41,17 +41,18 @@ class Completion:
         self._decode = tokenizer.decode_one if tokenizer is not None and params.detokenize else None
 
     def accept(self, token: int, report: TokenLogprobs | None) -> StreamDelta:
-        """Take the next token; the delta carries the finish reason when it is the last one."""
+        """Take the next token; the delta carries the finish reason when it is the last one. Where this raises,
+        the token is no part of the output."""
         output, sampling = self.output, self.sampling
-        output.token_ids.append(token)
         sampling.append(token)
+        text, output.finish_reason, output.stop_reason = self._text.push(token)
+        output.token_ids.append(token)
         logprobs = None
         if report is not None and output.logprobs is not None:
             logprobs = [logprobs_by_token(report, self._decode)]
             output.logprobs += logprobs
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + report.logprob
 
-        text, output.finish_reason, output.stop_reason = self._text.push(token)
         constraint = sampling.constraint
         if constraint is not None and constraint.exhausted and output.finish_reason in (None, "length"):
             text += self._text.flush()  # its form is whole, and nothing can follow

@@ -239,6 +239,25 @@ def test_a_dead_end_ends_with_an_error(llm: LLM, judged: tuple[Path, Judge]) -> 
         assert other.outputs[0].finish_reason == "length"
 
 
+def test_what_a_form_has_no_place_for_is_no_part_of_the_output(llm: LLM) -> None:
+    """`min_tokens` keeps back a stop token which is all that the form allows: text, tokens and reports end
+    before what is drawn then."""
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=9,
+        min_tokens=5,
+        stop_token_ids=[ord("i")],
+        logprobs=0,
+        structured=StructuredOutput(choice=["first"]),
+    )
+    deltas = list(llm.stream(PROMPT, params))
+    assert "".join(delta.text for delta in deltas) == "f"
+    assert [token for delta in deltas for token in delta.token_ids] == [ord("f")]
+    out = llm.generate([PROMPT], params)[0].outputs[0]
+    assert (out.text, out.token_ids, out.finish_reason) == ("f", [ord("f")], "error")
+    assert out.logprobs is not None and len(out.logprobs) == 1
+
+
 def test_refused_before_anything_runs(llm: LLM) -> None:
     bad = SamplingParams(structured=StructuredOutput(regex="(a"))
     with pytest.raises(RequestError, match="regex"):
