@@ -41,8 +41,8 @@ class Completion:
         self._decode = tokenizer.decode_one if tokenizer is not None and params.detokenize else None
 
     def accept(self, token: int, report: TokenLogprobs | None) -> StreamDelta:
-        """Take the next token; the delta carries the finish reason when it is the last one. Where this raises,
-        the token is no part of the output."""
+        """Take the next token; the delta carries the finish reason when it is the last one. Where this
+        raises, the token is no part of the output."""
         output, sampling = self.output, self.sampling
         sampling.append(token)
         text, output.finish_reason, output.stop_reason = self._text.push(token)
