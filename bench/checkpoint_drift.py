@@ -70,7 +70,7 @@ class Model:
 
     def __init__(self, llm: LLM) -> None:
         core = llm.core
-        self.forward, self.storage, self.layout = core._forward, core._storage, core.layout
+        self.forward, self.storage, self.layout = core.parts.forward, core.parts.storage, core.layout
         pages = core.layout.size_class(PAGE)
         self.pages = list(range(3 * pages.count, pages.count * core.capacity.num_slabs))
         self.layers = [p.layer for p in self.layout.slot_tensors if p.role == "recurrent"]

@@ -1,55 +1,40 @@
 """The loop: schedule, run, postprocess.
 
-Owns the parts of one engine (model, memory, scheduler, runner) and the record of every request in flight.
-`LLM` and `AsyncEngine` are two ways to drive it; it starts no threads and waits for nobody.
+Owns the order of a step over an engine's parts, and the record of every request in flight. `LLM` and
+`AsyncEngine` are two ways to drive it: it runs in its caller's thread, and waits for a step's outcome alone.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from numbers import Integral
 from typing import Any
 
 from denim.cache.node import Tokens
-from denim.cache.prefix_cache import HasRoom, Namespace, PrefixCache
-from denim.cache.sizing import open_cache, why_never
+from denim.cache.prefix_cache import Namespace
 from denim.cache.snapshot import snapshot
 from denim.engine.cache_wishes import NO_WISHES, CacheWishes
-from denim.engine.capacity import describe
 from denim.engine.completion import Completion
-from denim.engine.facts import EngineFacts
 from denim.engine.grammars import Grammars
 from denim.engine.in_flight import InFlight
 from denim.engine.live_view import request_view, slab_view
 from denim.engine.loading import LoadedModel, load
-from denim.engine.memory_plan import plan_memory
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
-from denim.engine.prefix_tiers import PrefixTiers
+from denim.engine.parts import Parts
 from denim.engine.prompts import Prompt, PromptReader, ReadPrompt
-from denim.engine.tokenizer import Message
 from denim.errors import DenimError, RequestError
-from denim.layers.paged_attention import StepLimits
-from denim.ledger.preemption import recompute_rule
-from denim.ledger.units import parse_bytes
-from denim.memory.arena import Arena
-from denim.memory.layout import PAGE, SLOT
-from denim.memory.storage import Storage
-from denim.memory.swap import SwapSpace
-from denim.runner.forward import Forward
 from denim.runner.plan import StepPlan
 from denim.runner.random import derive_seed
-from denim.runner.runner import Flight, Runner, StepOutput
+from denim.runner.runner import Flight, StepOutput
 from denim.runner.sampler import SamplingState, ending_ids
 from denim.sampling_params import SamplingParams, checked_params
-from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.request import Family, Request
 from denim.scheduler.reuse import Reuse
-from denim.scheduler.scheduler import Scheduler
 
 log = logging.getLogger("denim")
 
@@ -66,31 +51,14 @@ class EngineCore:
         """`loaded` takes the place of what `options.model` names. Raises ConfigError or CapacityError."""
         self.options = options
         self.loaded = loaded or load(options)
-        self.spec = spec = self.loaded.spec
+        self.spec = self.loaded.spec
         self.tokenizer = self.loaded.tokenizer
         self.defaults = self.loaded.defaults
-        device = self.loaded.device
-        self.layout, self.capacity = plan_memory(options, spec, device)
-        capacity = self.capacity
-        self._storage = Storage(self.layout, capacity.num_slabs, device, debug_poison=options.debug)
-        rows = capacity.max_num_seqs
-        limits = StepLimits(
-            spans=rows,
-            tokens=capacity.max_num_batched_tokens,
-            pages=rows * self.layout.need(capacity.max_model_len).get(PAGE, 0),
-        )
-        self._tiers = None
-        if options.checkpoint_policy != "none" and parse_bytes("host_memory", options.host_memory):
-            self._tiers = PrefixTiers(options, spec, self.loaded.model, self.layout, self._storage)
-        self._forward = Forward(
-            self.loaded.model,
-            self._storage,
-            limits,
-            attention=options.attention_backend,
-            eager=options.enforce_eager,
-        )
+        self.parts = Parts(options, self.loaded)
+        self.layout, self.capacity = self.parts.layout, self.parts.capacity
+        self.facts = self.parts.facts()
         self.reader = PromptReader(self.tokenizer, self.facts)
-        self.grammars = Grammars(self.tokenizer, spec.vocab_size, self.defaults.end_token_ids)
+        self.grammars = Grammars(self.tokenizer, self.spec.vocab_size, self.defaults.end_token_ids)
         self.steps = 0
         self.tokens = 0
         self._ids = count()  # of completions; the scheduler's ids
@@ -99,55 +67,16 @@ class EngineCore:
         self._let_go: list[str] = []  # requests to abort before the next step
         # Whether a step is planned and started before the outcome of the last one is known.
         wish = options.async_scheduling
-        self._overlap = device.type == "cuda" if wish is None else wish
+        self._overlap = self.loaded.device.type == "cuda" if wish is None else wish
         self._open_books()
-        log.info(
-            "%s on %s: %s",
-            self.loaded.name,
-            device,
-            describe(spec, self.layout, capacity, options.checkpoint_policy)
-            + ("" if self._tiers is None else f"; {self._tiers.describe(capacity.max_model_len)}"),
-        )
-        policy, longest = options.checkpoint_policy, capacity.max_model_len
-        reason = why_never(self.layout, capacity.num_slabs, policy, options.chunk_size, longest)
-        if reason is not None:
-            log.warning("prefixes can never be reused: %s", reason)
+        self.parts.log_start()
 
     def _open_books(self) -> None:
-        """Bookkeeping of memory and requests, empty. The bytes of the arena stay where they are."""
-        capacity = self.capacity
-        config = SchedulerConfig(
-            chunk_size=self.options.chunk_size,
-            max_num_seqs=capacity.max_num_seqs,
-            max_num_batched_tokens=capacity.max_num_batched_tokens,
-            max_model_len=capacity.max_model_len,
-            max_prefill_spans=self._forward.most_prefill_spans,
-        )
-        on_free = self._storage.retire if self.options.debug else None
-        self.arena = Arena(self.layout, capacity.num_slabs, on_free)
-        self.swap = SwapSpace(parse_bytes("swap_space", self.options.swap_space))
-        rule = recompute_rule(self.spec, self.layout.request_bytes, self.loaded.device.type)
-        tiers = self._tiers
-        self.scheduler = Scheduler(
-            config,
-            self.arena,
-            self.swap,
-            rule,
-            self._cache_maker(),
-            self._forward.saves_inside,
-            None if tiers is None else tiers.open,
-        )
-        self.runner = Runner(self._forward, self.arena, self.swap, None if tiers is None else tiers.memory)
+        """Bookkeeping of memory and requests, empty."""
+        self.arena, self.swap, self.scheduler, self.runner = self.parts.open_books()
         self.requests: dict[str, InFlight] = {}
         self._flight: Flight | None = None  # a step whose outcome has not been taken
         self._request_of: dict[int, InFlight] = {}  # by completion
-
-    def _cache_maker(self) -> Callable[[HasRoom], PrefixCache] | None:
-        policy, arena = self.options.checkpoint_policy, self.arena
-        if policy == "none":
-            return None
-        segment, chunk = self.capacity.max_num_batched_tokens, self.options.chunk_size
-        return lambda has_room: open_cache(self.spec, arena, has_room, policy, segment, chunk)
 
     @contextmanager
     def _books(self, clean: type[BaseException] | tuple[()] = ()) -> Iterator[None]:
@@ -172,15 +101,6 @@ class EngineCore:
 
     # Requests
 
-    def read(self, prompt: Prompt) -> ReadPrompt:
-        """Tokenise and check a prompt, which `add` does too; from any thread."""
-        return self.reader.read(prompt)
-
-    def read_chat(self, messages: Sequence[Message], **template_options: Any) -> ReadPrompt:
-        """The prompt of a conversation, with the positions that its next turn will share; from any thread.
-        `template_options` go to the chat template. Raises RequestError."""
-        return self.reader.read_chat(messages, **template_options)
-
     def add(
         self,
         prompt: Prompt | ReadPrompt,
@@ -194,7 +114,7 @@ class EngineCore:
 
         A structured output that was not compiled before (`grammars`) is compiled now, and waited for.
         """
-        read = prompt if isinstance(prompt, ReadPrompt) else self.read(prompt)
+        read = prompt if isinstance(prompt, ReadPrompt) else self.reader.read(prompt)
         params = checked_params(params)
         if isinstance(priority, bool) or not isinstance(priority, Integral):
             raise RequestError(f"priority={priority!r} must be a whole number; lower goes first")
@@ -217,7 +137,7 @@ class EngineCore:
                     self._add_completion(in_flight, read.ids, index, params, int(priority), family, reuse)
             except DenimError:
                 for id_ in in_flight.completions:
-                    self.scheduler.abort(id_)
+                    self.scheduler.finish(id_, "abort")
                 raise
             self.requests[request_id] = in_flight
             self._request_of |= dict.fromkeys(in_flight.completions, in_flight)
@@ -256,14 +176,15 @@ class EngineCore:
         for id_ in list(self.requests):
             self.abort(id_)
         self.settle()
-        if self._tiers is None:
+        tiers = self.parts.tiers
+        if tiers is None:
             return
-        while self._tiers.has_files and (plan := self.scheduler.put_away()) is not None:
+        while tiers.has_files and (plan := self.scheduler.put_away()) is not None:
             self.runner.launch(plan)
             self.scheduler.launched(plan)
             self.scheduler.update(plan, {})
             self.scheduler.prefixes.write_out()
-        self._tiers.close()
+        tiers.close()
 
     @property
     def has_work(self) -> bool:
@@ -389,30 +310,6 @@ class EngineCore:
 
     # What an operator sees
 
-    @property
-    def facts(self) -> EngineFacts:
-        """What stays the same while the engine runs."""
-        capacity, layout = self.capacity, self.layout
-        entry_bytes = {entry.name: entry.entry_bytes for entry in layout.classes}
-        return EngineFacts(
-            model=self.loaded.name,
-            device=str(self.loaded.device),
-            dtype=self.spec.dtype,
-            vocab_size=self.spec.vocab_size,
-            end_token_ids=self.defaults.end_token_ids,
-            max_model_len=capacity.max_model_len,
-            max_num_seqs=capacity.max_num_seqs,
-            max_num_batched_tokens=capacity.max_num_batched_tokens,
-            page_size=layout.page_size,
-            chunk_size=self.options.chunk_size,
-            checkpoint_policy=self.options.checkpoint_policy,
-            strip_lines=tuple(self.options.strip_lines),
-            weight_bytes=capacity.weight_bytes,
-            arena_bytes=capacity.num_slabs * layout.slab_bytes,
-            slot_bytes=entry_bytes.get(SLOT, 0),
-            page_bytes=entry_bytes.get(PAGE, 0),
-        )
-
     def stats(self) -> dict[str, Any]:
         """Keys: slabs, pages, slots, each {total, used, cached, free}; running, waiting, swapped;
         preempted_swap, preempted_recompute; prefix, tiers (those below the device's); steps, captured_steps
@@ -420,7 +317,7 @@ class EngineCore:
         self._sweep()
         prefixes = self.scheduler.prefixes
         prefixes.arrive()
-        graphs = self._forward.graphs
+        graphs = self.parts.forward.graphs
         captured = 0 if graphs is None else graphs.replays
         counted = {
             "prefix": prefixes.stats(),

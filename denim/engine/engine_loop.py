@@ -75,7 +75,8 @@ class EngineLoop:
             if self._events:
                 self._send(self._events)
                 self._events = []
-        self._end_all()
+        if self.core is not None:
+            self.core.close()
 
     @property
     def _busy(self) -> bool:
@@ -173,10 +174,6 @@ class EngineLoop:
         if self.core is None:
             raise EngineAsleepError
         return self.core
-
-    def _end_all(self) -> None:
-        if self.core is not None:
-            self.core.close()
 
     # Questions of its own
 

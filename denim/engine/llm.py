@@ -145,7 +145,7 @@ class LLM:
     def read_chat(self, messages: Sequence[Message], **template_options: Any) -> ReadPrompt:
         """What `chat` sends for a conversation: its prompt, and where the next turn will still agree with it.
         `stream` takes it as well."""
-        return self.core.read_chat(messages, **template_options)
+        return self.core.reader.read_chat(messages, **template_options)
 
     def render(self, messages: Sequence[Message], **template_options: Any) -> list[int]:
         """The prompt, as token ids, that `chat` sends for a conversation."""

@@ -90,11 +90,6 @@ class Request:
         return len(self.tokens) >= self.most_tokens
 
     @property
-    def output_ids(self) -> list[int]:
-        """A copy of the sampled tokens."""
-        return self.tokens[len(self.prompt_ids) :].tolist()
-
-    @property
     def known(self) -> array[int]:
         """The tokens but for those at the end that are still to be drawn. Not to be changed."""
         end = len(self.tokens)

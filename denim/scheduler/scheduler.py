@@ -127,10 +127,6 @@ class Scheduler:
         self._holdings.swap.drop(request.id)
         return True
 
-    def abort(self, request_id: int) -> bool:
-        """`finish` with reason "abort"."""
-        return self.finish(request_id, "abort")
-
     # One step
 
     def schedule(self) -> StepPlan | None:

@@ -178,7 +178,7 @@ def test_a_request_whose_logits_are_not_finite_leaves_nothing(mute: tuple[Path, 
     for _ in range(5):
         core.step()
     (request,) = core.scheduler.requests.values()
-    core._storage.poison("slot", [request.slot])
+    core.parts.storage.poison("slot", [request.slot])
     while core.has_work:
         core.step()
     assert output.outputs[0].finish_reason == "error"

@@ -71,7 +71,7 @@ def test_every_tensor_of_a_slot_comes_back(dense: Model) -> None:
     def content() -> list[torch.Tensor]:
         (node,) = [n for n in core.scheduler.prefixes.cache.tree.nodes() if n.checkpoint and n.end == 100]
         slot = node.checkpoint.slot
-        return [core._storage.state(place.layer, place.role)[slot].clone() for place in kept]
+        return [core.parts.storage.state(place.layer, place.role)[slot].clone() for place in kept]
 
     before = content()
     push_out(core)
@@ -194,7 +194,7 @@ def test_no_host_memory_is_left_behind(dense: Model) -> None:
     for seed in range(4):
         leave(core, tokens_of(90, seed, VOCAB))
     push_out(core)
-    memory = core._tiers.memory
+    memory = core.parts.tiers.memory
     assert len(memory._free) < memory.num_blocks
     core.reset_prefix_cache()
     core.check()
@@ -243,7 +243,7 @@ def test_a_process_that_is_killed_leaves_what_had_gone_out(dense: Model, tmp_pat
     push_out(core)
     core.scheduler.prefixes.write_out()
     leave(core, second)
-    core._tiers.close()  # the lock goes with the process
+    core.parts.tiers.close()  # the lock goes with the process
     (tmp_path / "000000000099-state.safetensors.tmp").write_bytes(b"half")
     (tmp_path / "000000000098-state.safetensors").write_bytes(b"")
     core = core_of(dense, disk_cache=tmp_path)

@@ -12,7 +12,7 @@ from denim.cache.prefix_cache import Namespace
 from denim.memory.layout import PAGE, SLOT
 from denim.scheduler.request import UNKNOWN, Family, Request
 from tests.memory.layouts import make_layout
-from tests.scheduler.toy import VOCABULARY, ToyEngine, expected_tokens
+from tests.scheduler.toy import VOCABULARY, ToyEngine, expected_tokens, output_of
 
 
 def engine_of(policy: str = "auto", **options: Any) -> ToyEngine:
@@ -51,7 +51,7 @@ def test_the_next_turn_begins_behind_all_that_was_applied() -> None:
         request = run(engine, history, max_tokens=6)
         assert request.reuse.cached == applied
         applied = request.num_prompt + 5
-        history = [*history, *request.output_ids, *prompt_of(4, seed=turn)]
+        history = [*history, *output_of(request), *prompt_of(4, seed=turn)]
     engine.check_empty()
 
 
@@ -277,7 +277,7 @@ def chatter(seed: int, arrivals: int, **fixed: Any) -> tuple[ToyEngine, Counter[
                 else:
                     engine.complete(out.pop(0))
         if rng.random() < 0.1 and engine.scheduler.requests:
-            engine.scheduler.abort(rng.choice(list(engine.scheduler.requests)))
+            engine.scheduler.finish(rng.choice(list(engine.scheduler.requests)), "abort")
             engine.scheduler.check()
         known += [
             [t for t in r.tokens if t != UNKNOWN]
@@ -332,4 +332,4 @@ def test_a_request_s_tokens_do_not_depend_on_the_cache() -> None:
     engine = engine_of()
     prompt = prompt_of(12)
     for _ in range(3):
-        assert run(engine, prompt).output_ids == expected_tokens(prompt, 5, 0)
+        assert output_of(run(engine, prompt)) == expected_tokens(prompt, 5, 0)

@@ -134,7 +134,7 @@ def soak(seed: int, arrivals: int) -> ToyEngine:
         for _ in range(rng.randint(0, 30)):
             engine.step()
             if rng.random() < 0.03 and engine.scheduler.requests:
-                engine.scheduler.abort(rng.choice(list(engine.scheduler.requests)))
+                engine.scheduler.finish(rng.choice(list(engine.scheduler.requests)), "abort")
     engine.drain(limit=200_000)
     engine.check_exact()
     engine.check_empty()
@@ -180,7 +180,7 @@ def churn(seed: int, arrivals: int) -> ToyEngine:
             while len(out) > (plan is not None and rng.random() < 0.5):
                 engine.complete(out.pop(0))
         if rng.random() < 0.2 and engine.scheduler.requests:
-            engine.scheduler.abort(rng.choice(list(engine.scheduler.requests)))
+            engine.scheduler.finish(rng.choice(list(engine.scheduler.requests)), "abort")
     engine.check_exact()
     engine.check_empty()
     return engine

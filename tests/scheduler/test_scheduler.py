@@ -9,7 +9,7 @@ from denim.memory.layout import PAGE, SLOT
 from denim.scheduler.config import SchedulerConfig
 from denim.scheduler.request import Family, Status
 from tests.memory.layouts import PAGE_SIZE, make_layout
-from tests.scheduler.toy import ToyEngine, expected_tokens
+from tests.scheduler.toy import ToyEngine, expected_tokens, output_of
 
 
 def prompt_of(n: int, seed: int = 1) -> list[int]:
@@ -87,7 +87,7 @@ def test_cp_09_copies_of_one_prompt_are_cut_at_the_same_places():
     engine.drain()
     cuts = {end for i in range(8) for _, end in spans_of(engine, i) if end < 77}
     assert cuts and all(cut % 8 == 0 for cut in cuts)
-    assert len({tuple(request.output_ids) for request in engine.requests.values()}) == 1
+    assert len({tuple(output_of(request)) for request in engine.requests.values()}) == 1
 
 
 def test_ds_09_a_prompt_of_one_token_reads_no_slot():
@@ -389,7 +389,7 @@ def test_ab_06_abort_while_waiting():
         engine.add(prompt_of(10, seed // 5), 4, seed, family=families[seed // 5])
     engine.step()
     for request_id in range(0, 50, 2):
-        assert engine.scheduler.abort(request_id)
+        assert engine.scheduler.finish(request_id, "abort")
         engine.scheduler.check()
     engine.drain()
     engine.check_exact()
@@ -417,8 +417,8 @@ def test_abort_at_any_moment(when):
         engine.complete(plan)
         plan = None
         assert engine.requests[0].status is Status.SWAPPED
-    assert engine.scheduler.abort(0)
-    assert not engine.scheduler.abort(0)
+    assert engine.scheduler.finish(0, "abort")
+    assert not engine.scheduler.finish(0, "abort")
     engine.scheduler.check()
     if plan is not None:
         engine.complete(plan)
@@ -468,7 +468,7 @@ def test_an_end_that_is_seen_one_step_late_costs_one_token_and_nothing_else():
     engine.complete(third)
     engine.drain()
     engine.check_exact()
-    assert engine.requests[0].output_ids[0] == expected_tokens(prompt_of(6), 1, 0)[0]
+    assert output_of(engine.requests[0])[0] == expected_tokens(prompt_of(6), 1, 0)[0]
     engine.check_empty()
 
 
@@ -500,7 +500,7 @@ def test_ap_04_members_begin_from_the_leaders_state(length):
     assert computed == length - 1 + 4
     copies = [copy for plan in engine.plans for copy in plan.page_copies]
     assert len(copies) == (3 if (length - 1) % PAGE_SIZE else 0)
-    assert [m.output_ids for m in members] == [
+    assert [output_of(m) for m in members] == [
         expected_tokens(prompt_of(length), 6, seed) for seed in range(4)
     ]
     engine.check_empty()
@@ -546,7 +546,7 @@ def test_leader_aborted(steps):
         engine.add(prompt_of(18), 5, seed, family=family)
     for _ in range(steps):
         engine.step()
-    engine.scheduler.abort(0)
+    engine.scheduler.finish(0, "abort")
     engine.drain()
     engine.check_exact()
     engine.check_empty()
@@ -562,7 +562,7 @@ def test_leader_aborted_while_members_read_its_slot():
     engine.step()
     plan = engine.begin()
     assert len(plan.spans) == 2
-    engine.scheduler.abort(0)
+    engine.scheduler.finish(0, "abort")
     engine.complete(plan)
     engine.drain()
     engine.check_exact()

@@ -49,7 +49,7 @@ def test_rows_come_again_while_nothing_else_happens() -> None:
 
 
 EVENTS: dict[str, Callable[[ToyEngine], object]] = {
-    "one ends": lambda engine: engine.scheduler.abort(1),
+    "one ends": lambda engine: engine.scheduler.finish(1, "abort"),
     "one comes": lambda engine: engine.add([1, 2], 9, 5),
     "entries have moved": lambda engine: engine.scheduler.moved(PAGE, {}),
 }

@@ -138,7 +138,7 @@ def test_aborted_while_it_comes_up(steps: int) -> None:
     request = engine.add(prompt, 3)
     for _ in range(steps):
         engine.step()
-    engine.scheduler.abort(request.id)
+    engine.scheduler.finish(request.id, "abort")
     engine.scheduler.check()
     assert run(engine, prompt).reuse.cached == 19
     assert host_stats(engine)["loaded"] == 1

@@ -55,6 +55,11 @@ def expected_tokens(prompt: list[int], n: int, seed: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def output_of(request: Request) -> list[int]:
+    """The tokens that were drawn for it, or are still to be."""
+    return request.tokens[request.num_prompt :].tolist()
+
+
 def open_toy_cache(
     arena: Arena, has_room: HasRoom, policy: str, order: str, now: Callable[[], float]
 ) -> PrefixCache:
@@ -433,7 +438,7 @@ class ToyEngine:
         """Every request has just the tokens that it has alone, however far it came."""
         for request in self.requests.values():
             seed = request.sampling[1]
-            output = [token for token in request.output_ids if token != UNKNOWN]
+            output = [token for token in output_of(request) if token != UNKNOWN]
             assert output == expected_tokens(request.prompt_ids, len(output), seed)
             done = request.finish_reason == "length"
             assert not done or request.num_output == request.max_tokens

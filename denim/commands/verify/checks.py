@@ -154,7 +154,7 @@ def chat_turns(session: Session, probes: Probes) -> Iterator[Outcome]:
     messages = [{"role": "user", "content": "What is a loom? Please answer in one short sentence."}]
     known = 0
     for _ in range(3):
-        read = session.core.read_chat(messages)
+        read = session.core.reader.read_chat(messages)
         answer = session.answer(read)
         yield Outcome(read, answer, known)
         known = read.boundaries[-1] if read.boundaries else 0
