@@ -40,7 +40,7 @@ class StopStrings:
             end, stop = min(met, key=lambda match: match[0])
             self._held = ""
             return Checked(text[: end if self._include else end - len(stop)], stop)
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        keep = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return Checked(text[: len(text) - keep], None)
 
@@ -50,8 +50,8 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper beginning of `stop` with which `text` ends."""
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest proper beginning of `stop` with which `text` ends: it may be the stop to come."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TypeVar
 
+from denim.engine.stop import overlap
 from denim.server.reply_parts import ReplyPart
 
 T = TypeVar("T")
@@ -60,15 +61,8 @@ class Incoming:
             text = self.take(at)
             self.take(len(marker))
             return text, marker
-        return self.take(len(self.rest) - self._overlap(markers)), None
-
-    def _overlap(self, markers: Sequence[str]) -> int:
-        """Length of the longest proper beginning of a marker with which the rest ends."""
-        for length in range(min(max(map(len, markers), default=1) - 1, len(self.rest)), 0, -1):
-            tail = self.rest[-length:]
-            if any(marker.startswith(tail) and len(marker) > length for marker in markers):
-                return length
-        return 0
+        begun = max((overlap(self.rest, marker) for marker in markers), default=0)
+        return self.take(len(self.rest) - begun), None
 
     # Readers
 

@@ -10,7 +10,7 @@ from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
 from denim.server.base_model import ApiModel, Items
 from denim.server.chat_schema import CacheControl
-from denim.server.schema import CacheSalt, checked_stop, ranged
+from denim.server.schema import CacheSalt, check_tool_choice, checked_stop, ranged
 from denim.server.structured import json_schema_output
 
 
@@ -138,8 +138,8 @@ class MessagesRequest(MessageFields):
 
     def params(self) -> SamplingParams:
         """Raises RequestError."""
-        names = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "min_tokens")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        names = {"temperature", "top_p", "top_k", "seed", "ignore_eos", "min_tokens"}
+        given = self.model_dump(include=names, exclude_none=True)
         stops = checked_stop("stop_sequences", self.stop_sequences)
         form = self.output_config.format if self.output_config is not None else None
         if form is not None:
@@ -148,14 +148,10 @@ class MessagesRequest(MessageFields):
 
     def check(self) -> None:
         """Raises RequestError."""
-        choice, offered = self.tool_choice, [tool.name for tool in self.tools or ()]
-        if choice is not None and choice.type == "tool" and choice.name not in offered:
-            raise RequestError(
-                f"tool_choice names {choice.name!r}, and tools has {', '.join(offered) or 'none'}",
-                "tool_choice",
-            )
-        if choice is not None and choice.type == "any" and not offered:
-            raise RequestError("tool_choice wants a tool, and tools has none", "tool_choice")
+        if self.tool_choice is not None:
+            named = self.tool_choice.name or "" if self.tool_choice.type == "tool" else None
+            offered = [tool.name for tool in self.tools or ()]
+            check_tool_choice(self.tool_choice.type == "any", named, offered)
         if self.messages[-1].role == "assistant":
             raise RequestError(
                 "the last message is the assistant's; beginning its answer for it is not served", "messages"

@@ -141,11 +141,11 @@ class ResponsesRequest(ApiModel):
 
     def params(self) -> SamplingParams:
         """Raises RequestError."""
-        names = (
+        names = {
             *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
             *("repetition_penalty", "seed", "ignore_eos", "min_tokens"),
-        )
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        }
+        given = self.model_dump(include=names, exclude_none=True)
         return SamplingParams(
             max_tokens=self.max_output_tokens,
             logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,

@@ -76,17 +76,17 @@ class SamplingFields(ApiModel):
     def sampling(self, **more: Any) -> SamplingParams:
         """Raises RequestError for a value out of range."""
         more["structured"] = structured_output(self.response_format, self.structured_outputs)
-        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        given = self.model_dump(include=_SAMPLING, exclude_none=True)
         if self.logit_bias is not None:
             given["logit_bias"] = {_token(key): bias for key, bias in self.logit_bias.items()}
         return SamplingParams(**given | {"stop": checked_stop("stop", self.stop)} | more)
 
 
-_SAMPLING = [
+_SAMPLING = {
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "seed", "stop_token_ids", "ignore_eos", "min_tokens"),
     *("skip_special_tokens", "include_stop_str_in_output", "prompt_logprobs"),
-]
+}
 
 
 def _token(key: str) -> int:

@@ -67,9 +67,8 @@ def json_call(before: str = "", behind: str = "") -> Callable[[str, Schema], Gra
 
 def kimi_call(name: str, schema: Schema) -> Grammar:
     number = {"type": "regex", "pattern": "[0-9]{1,3}"}
-    parts = [number, {"type": "const_string", "value": kimi_calls.ARGUMENTS}, _value(schema)]
     begin = f"{kimi_calls.CALL}{kimi_calls.PREFIX}{name}:"
-    return tag(begin, {"type": "sequence", "elements": parts}, kimi_calls.END)
+    return tag(begin, _sequence(number, _text(kimi_calls.ARGUMENTS), _value(schema)), kimi_calls.END)
 
 
 def qwen_call(name: str, schema: Schema) -> Grammar:
