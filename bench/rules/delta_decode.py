@@ -19,8 +19,9 @@ from bench.rules.slot_multiply import slot_multiply
 from bench.rules.tables import Row
 from denim.recurrence.arrivals import new_arrivals
 from denim.recurrence.deferred import Ring
+from denim.recurrence.kernels.delta_inputs import DeltaInputs
 from denim.recurrence.kernels.delta_rule_step import delta_rule_step
-from denim.recurrence.kernels.gated_delta_step import gated_delta_step_fused
+from denim.recurrence.kernels.fused_delta_step import fused_delta_step
 
 DIM = 128  # of keys and values
 WIDTH = 4  # of the convolution
@@ -99,20 +100,11 @@ def state_bytes(value_heads: int, batch: int) -> int:
 
 def fused(step: Step, i: int, ring: Ring | None = None, pending: Tensor | None = None) -> Tensor:
     """Denim's whole step on set i."""
-    return gated_delta_step_fused(
-        step.projected[i],
-        step.taps,
-        step.a_log,
-        step.dt_bias,
-        step.norm,
-        NORM_EPS,
-        step.slots[i],
-        step.window,
-        step.state,
-        step.arrivals[i],
-        ring=ring,
-        pending=pending,
-    )
+    values, heads = step.value_heads * DIM, step.value_heads
+    rows = step.projected[i].split((step.channels, values, heads, heads), dim=1)
+    weights = (step.taps, step.a_log, step.dt_bias, step.norm, NORM_EPS)
+    inputs = DeltaInputs(*rows, *weights, step.slots[i], step.window, step.state)
+    return fused_delta_step(inputs, step.arrivals[i], ring, pending)
 
 
 def gated_delta_rows(floors: Floors) -> Iterator[Row]:

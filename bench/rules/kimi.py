@@ -17,9 +17,10 @@ from bench.rules.delta_prefill import CHUNK, LENGTHS, Prompt, delta_floor, promp
 from bench.rules.measure import measured
 from bench.rules.tables import Row, prompt_shape
 from denim.recurrence.deferred import Ring
+from denim.recurrence.kernels.delta_inputs import DeltaInputs
 from denim.recurrence.kernels.delta_rule_step import delta_rule_step
+from denim.recurrence.kernels.fused_delta_step import fused_delta_step
 from denim.recurrence.kernels.kimi_delta_chunks import kimi_delta_chunks
-from denim.recurrence.kernels.kimi_delta_step import kimi_delta_step_fused
 
 KIMI_HEADS = 32  # Kimi Linear
 
@@ -31,10 +32,10 @@ def fused_kimi(step: Step) -> Callable[..., Tensor]:
     dt_bias = torch.full((KIMI_HEADS * DIM,), -2.0, device="cuda")
 
     def run(i: int, ring: Ring | None = None, pending: Tensor | None = None) -> Tensor:
-        rows = step.projected[i, :, : step.channels], b[i, :, 0], f[i], g[i]
+        rows = step.projected[i, :, : step.channels], g[i], b[i, :, 0], f[i]
         weights = (step.taps, step.a_log, dt_bias, step.norm, NORM_EPS)
-        places = (step.slots[i], step.window, step.state, step.arrivals[i])
-        return kimi_delta_step_fused(*rows, *weights, *places, ring=ring, pending=pending)
+        inputs = DeltaInputs(*rows, *weights, step.slots[i], step.window, step.state)
+        return fused_delta_step(inputs, step.arrivals[i], ring, pending)
 
     return run
 

@@ -94,10 +94,11 @@ class GatedDeltaNetLayer(nn.Module):
 
     def _decode_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
         """What `_decode` does, as one kernel."""
-        from denim.recurrence.kernels.gated_delta_step import gated_delta_step_fused
+        from denim.recurrence.kernels.delta_inputs import DeltaInputs
+        from denim.recurrence.kernels.fused_delta_step import fused_delta_step
 
-        return gated_delta_step_fused(
-            projected,
+        inputs = DeltaInputs(
+            *self._parts(projected),
             self.conv_taps,
             self.A_log,
             self.dt_bias,
@@ -106,11 +107,9 @@ class GatedDeltaNetLayer(nn.Module):
             batch.decode_slots,
             batch.memory.state(self.index, "conv"),
             batch.memory.state(self.index, "recurrent"),
-            self.arrivals,
-            self.spec.beta_limit,
-            batch.ring(self.index),
-            batch.pending,
+            beta_limit=self.spec.beta_limit,
         )
+        return fused_delta_step(inputs, self.arrivals, batch.ring(self.index), batch.pending)
 
     def _decode(self, projected: Tensor, batch: StepBatch) -> Tensor:
         """One token for each decode row, [R, rows of in_proj] -> [R, Hv·d_v]; states updated in place."""

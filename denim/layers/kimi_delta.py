@@ -108,13 +108,14 @@ class KimiDeltaLayer(nn.Module):
 
     def _decode_fused(self, qkv: Tensor, b: Tensor, f: Tensor, g: Tensor, batch: StepBatch) -> Tensor:
         """What `_decode` does, as one kernel."""
-        from denim.recurrence.kernels.kimi_delta_step import kimi_delta_step_fused
+        from denim.recurrence.kernels.delta_inputs import DeltaInputs
+        from denim.recurrence.kernels.fused_delta_step import fused_delta_step
 
-        return kimi_delta_step_fused(
+        inputs = DeltaInputs(
             qkv,
+            g,
             b,
             f,
-            g,
             self.conv_taps,
             self.A_log,
             self.dt_bias,
@@ -123,11 +124,9 @@ class KimiDeltaLayer(nn.Module):
             batch.decode_slots,
             batch.memory.state(self.index, "conv"),
             batch.memory.state(self.index, "recurrent"),
-            self.arrivals,
-            self.spec.decay_floor,
-            batch.ring(self.index),
-            batch.pending,
+            decay_floor=self.spec.decay_floor,
         )
+        return fused_delta_step(inputs, self.arrivals, batch.ring(self.index), batch.pending)
 
     def _decode(self, qkv: Tensor, b: Tensor, f: Tensor, g: Tensor, batch: StepBatch) -> Tensor:
         """One token for each decode row -> [R, H * d_v]; states updated in place."""

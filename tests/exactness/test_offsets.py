@@ -13,7 +13,8 @@ from torch import Tensor
 
 from denim.engine.core import EngineCore
 from denim.memory.layout import SLOT
-from denim.recurrence.kernels.gated_delta_step import gated_delta_step_fused
+from denim.recurrence.kernels.delta_inputs import DeltaInputs
+from denim.recurrence.kernels.fused_delta_step import fused_delta_step
 from denim.recurrence.short_conv import short_conv
 from denim.sampling_params import SamplingParams
 from tests.exactness.conftest import Model
@@ -64,7 +65,8 @@ def test_fused_step_far_apart(what: str) -> None:
     def step(projected: Tensor, window: Tensor, state: Tensor) -> Tensor:
         slots = torch.tensor([2, 0, 1])
         arrivals = torch.zeros(3, key_heads, dtype=torch.int32)
-        return gated_delta_step_fused(projected, *parts, 1e-6, slots, window, state, arrivals)
+        token = projected.split((channels, heads * value_dim, heads, heads), dim=1)
+        return fused_delta_step(DeltaInputs(*token, *parts, 1e-6, slots, window, state), arrivals)
 
     if what == "tokens":
         places = spread(projected, FAR // 2), window.clone(), state.clone()

@@ -13,10 +13,8 @@ from denim.recurrence.kernels.hopper_delta_spread import (
     hopper_delta_spread,
     suits,
 )
-from tests.recurrence.kernels.test_gated_delta_step import EPS
-from tests.recurrence.kernels.test_gated_delta_step import SLOTS as ARENA
-from tests.recurrence.kernels.test_gated_delta_step import Case as Gated
-from tests.recurrence.kernels.test_kimi_delta_step import Case as Kimi
+from tests.recurrence.kernels.delta_case import SLOTS as ARENA
+from tests.recurrence.kernels.delta_case import Case
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,22 +30,20 @@ LIVE = [i for i, slot in enumerate(SLOTS) if slot >= 0]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
-def check(case: Gated | Kimi, key_heads: int, dtype: torch.dtype) -> None:
-    assert suits(case.state, len(case.slots), key_heads)
+def check(case: Case, dtype: torch.dtype) -> None:
+    assert suits(case.inputs.state, len(SLOTS), case.inputs.key_heads)
     expected, window, state = case.plain()
     out = case.fused()
     tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
     torch.testing.assert_close(out[LIVE], expected, **tolerance)
-    torch.testing.assert_close(case.window, window, equal_nan=True, atol=0, rtol=0)
-    torch.testing.assert_close(case.state, state, equal_nan=True, **tolerance)
+    torch.testing.assert_close(case.inputs.window, window, equal_nan=True, atol=0, rtol=0)
+    torch.testing.assert_close(case.inputs.state, state, equal_nan=True, **tolerance)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("group", MOST_HEADS)
 def test_gated_delta(group: int, dtype: torch.dtype) -> None:
-    case = Gated.random(2, group, DIM, DIM, dtype, SLOTS)
-    case.beta_limit = 2.0
-    check(case, 2, dtype)
+    check(Case(2, group, DIM, DIM, dtype, SLOTS, beta_limit=2.0), dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -56,9 +52,7 @@ def test_gated_delta(group: int, dtype: torch.dtype) -> None:
 def test_kimi_delta(heads: int, floor: float | None, dtype: torch.dtype) -> None:
     """In larger and in smaller clusters."""
     assert (heads * len(SLOTS) <= MANY_PROGRAMS_TO) == (heads == 4)
-    case = Kimi.random(heads, DIM, DIM, dtype, SLOTS)
-    case.floor = floor
-    check(case, heads, dtype)
+    check(Case(heads, 1, DIM, DIM, dtype, SLOTS, vector_decay=True, decay_floor=floor), dtype)
 
 
 @pytest.mark.parametrize(("key_heads", "group"), [(16, 2), (32, 1)])
@@ -66,18 +60,17 @@ def test_steps_that_overlap(key_heads: int, group: int) -> None:
     """A captured graph of several layers' steps, each of which begins before the end of the one before it,
     gives the bits of steps that run one by one, whatever slots the rows move to."""
     counts = (4, 1, 3, 2, 4, 1)  # rows of each layer's step
-    heads = key_heads * group
-    case = Gated.random(key_heads, group, DIM, DIM, torch.bfloat16, [*range(ARENA)])
-    weights = [w.cuda() for w in (case.conv.t().contiguous(), case.a_log, case.dt_bias, case.norm)]
-    tokens = [torch.randn(rows, case.projected.shape[1]).bfloat16().cuda() for rows in counts]
+    inputs = Case(key_heads, group, DIM, DIM, torch.bfloat16, [*range(ARENA)]).on("cuda")
+    widths = [part.shape[1] for part in inputs[:4]]
+    tokens = [torch.randn(rows, sum(widths)).bfloat16().cuda() for rows in counts]
     slots = torch.arange(max(counts), device="cuda")
-    places = [[(case.window.cuda(), case.state.cuda()) for _ in counts] for _ in range(2)]
+    places = [[(inputs.window.clone(), inputs.state.clone()) for _ in counts] for _ in range(2)]
 
     def step(layer: int, way: int) -> Tensor:
-        token = tokens[layer]
-        z, b, a = token[:, len(case.conv) :].split((heads * DIM, heads, heads), dim=1)
-        here = (slots[: len(token)], *places[way][layer], case.key_heads)
-        return hopper_delta_spread(token, z, b, a, *weights, EPS, *here, vector_decay=False)
+        qkv, z, b, a = tokens[layer].split(widths, dim=1)
+        window, state = places[way][layer]
+        rows = {"qkv": qkv, "z": z, "b": b, "a": a, "slots": slots[: len(qkv)]}
+        return hopper_delta_spread(inputs._replace(window=window, state=state, **rows))
 
     order = [*range(len(counts))] * 2
     for way in range(2):

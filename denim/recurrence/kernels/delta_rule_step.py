@@ -1,9 +1,8 @@
 """One decode step of the delta rule alone, on states in slots: q, k, v, decay and strength are given.
 
-The same arithmetic as the fused steps (`gated_delta_step`, `kimi_delta_step`) without what surrounds it in
-a layer; what other libraries' decode kernels do, so that they can be compared. On Hopper `hopper_rule_step`
-takes what suits it. Offsets into slots are 64-bit; a row whose slot is negative is padding: it reads and
-writes nothing.
+The same arithmetic as `fused_delta_step` without what surrounds it in a layer; what other libraries' decode
+kernels do, so that they can be compared. On Hopper `hopper_rule_step` takes what suits it. Offsets into slots
+are 64-bit; a row whose slot is negative is padding: it reads and writes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What the fused decode steps of the delta rule share: convolution, norms, and several programs to a head.
+"""What the fused decode step of the delta rule does around the rule: convolution, norms, and several programs
+to a head.
 
 With few rows a head's state is spread over programs, and the value heads of a key head are taken by programs
 of their own. They all read the q and k columns of one convolution window, which has to move on by one token,
@@ -27,16 +28,19 @@ SPREAD = ((132, Tiling(16, 2)), (SPREAD_BELOW - 1, Tiling(32, 4)))
 # Steps that record have more to do beside a state, and less to move.
 SPREAD_RECORDING = ((255, Tiling(64, 4)),)
 WHOLE = Tiling(128, 4)
+# With records, or a decay a channel, a program has no registers left for wider pieces of a state.
+WHOLE_WIDE = Tiling(128, 4, inner=64)
 
 LINE = tl.constexpr(32)  # numbers of a cache line of 128 bytes in fp32; a narrower dtype is asked for twice
 
 
-def tiling_of(states: int, value_dim: int, *, recording: bool, whole: Tiling = WHOLE) -> Tiling:
-    """How a step lays out so many states [d_v, d_k]. whole: for more than are spread, where one program takes
-    each as a whole; with more warps where d_v has more rows."""
+def tiling_of(states: int, value_dim: int, *, recording: bool, vector_decay: bool) -> Tiling:
+    """How a step lays out so many states [d_v, d_k]. More than are spread are taken by one program each, with
+    more warps where d_v has more rows."""
     for most, tiling in SPREAD_RECORDING if recording else SPREAD:
         if states <= most:
             return tiling.within(value_dim)
+    whole = WHOLE if recording or vector_decay else WHOLE_WIDE
     padded = triton.next_power_of_2(value_dim)
     return whole._replace(rows=padded, warps=whole.warps * max(1, padded // whole.rows))
 

@@ -1,9 +1,8 @@
 """One decode step of a delta-rule layer between its projections, on Hopper, for few rows: a key head is
 spread over the programs of a cluster.
 
-Owns the kernel; it does what `gated_delta_step` and `kimi_delta_step` do elsewhere, by the same formulas and
-with scalar or vector decay, for heads of 128 x 128 whose states are written in every step. With few rows a
-step is a chain of waits, not of bytes. So:
+Owns the kernel; it does what `fused_delta_step` does elsewhere, by the same formulas, for heads of 128 x 128
+whose states are written in every step. With few rows a step is a chain of waits, not of bytes. So:
 
 * Whatever the kernel before does not write is in registers when that one ends: states, windows, weights.
 * Each program makes q and k of its key head for itself, and has some rows of its value heads' states.
@@ -15,15 +14,14 @@ Rows of padding are skipped. Offsets into slots are 64-bit.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from triton import constexpr_function
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra import cuda as tl_cuda
 
-from denim.recurrence.gated_delta import L2NORM_EPS
 from denim.recurrence.kernels.cluster_sum import give, meet, open_sum, take
+from denim.recurrence.kernels.delta_inputs import DeltaInputs
 from denim.recurrence.kernels.delta_token import convolve, log_decay_of
 from denim.recurrence.kernels.exponentials import exp, sigmoid
 from denim.recurrence.kernels.overlap import launch_options
@@ -240,64 +238,20 @@ def _step(
     _moved(window, columns, x, channels)
 
 
-def hopper_delta_spread(
-    qkv: Tensor,
-    z: Tensor,
-    b: Tensor,
-    a: Tensor,
-    conv_taps: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
-    norm_scale: Tensor,
-    norm_eps: float,
-    slots: Tensor,
-    window: Tensor,
-    state: Tensor,
-    key_heads: int,
-    *,
-    vector_decay: bool,
-    beta_limit: float = 1.0,
-    decay_floor: float | None = None,
-) -> Tensor:
-    """One token for each of B rows, [B, Hv · 128], for states [slots, Hv, 128, 128]; Hv / Hk is 1, 2 or 4.
-
-    All arguments as in `hopper_delta_step.hopper_delta_step`.
-    """
-    rows, value_heads = len(qkv), state.shape[1]
-    group = value_heads // key_heads
-    programs = programs_of(rows * key_heads, group, vector_decay)
-    out = torch.empty(rows, value_heads * DIM.value, dtype=qkv.dtype, device=qkv.device)
+def hopper_delta_spread(inputs: DeltaInputs) -> Tensor:
+    """One token for each of B rows, [B, Hv · 128], for states [slots, Hv, 128, 128]; Hv / Hk is 1, 2 or 4. As
+    `fused_delta_step`."""
+    out, constants = inputs.new_output(), inputs.constants()
+    rows, key_heads = inputs.rows, constants["key_heads"]
+    programs = programs_of(rows * key_heads, constants["group"], constants["vector_decay"])
     if rows:
         _step[(key_heads, rows)](
-            qkv,
-            qkv.stride(0),
-            z,
-            z.stride(0),
-            b,
-            b.stride(0),
-            a,
-            a.stride(0),
-            conv_taps,
-            a_log,
-            dt_bias,
-            norm_scale,
-            slots,
-            window,
-            window.stride(0),
-            state,
-            state.stride(0),
+            *inputs.tensors(),
+            inputs.state,
+            inputs.state.stride(0),
             out,
-            DIM.value**-0.5,
-            L2NORM_EPS,
-            norm_eps,
-            beta_limit,
-            decay_floor or 0.0,
-            key_heads=key_heads,
-            group=group,
-            vector_decay=vector_decay,
-            floored=decay_floor is not None,
-            sigmoid_gate=vector_decay,
-            width=len(conv_taps),
+            *inputs.numbers(),
+            **constants,
             programs=programs,
             num_ctas=programs,
             num_warps=WARPS.value,

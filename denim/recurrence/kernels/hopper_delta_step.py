@@ -1,17 +1,16 @@
 """One decode step of a delta-rule layer between its projections, on Hopper: heads one behind the other.
 
-Owns the kernel; it does what `gated_delta_step` and `kimi_delta_step` do elsewhere, by the same formulas and
-with scalar or vector decay, for fp32 states of 128 x 128, written in every step or recorded
-(`denim.recurrence.deferred`). A program takes all value heads of a key head (`state_ring`), so a window has
-one owner and an output is normalised by the program that has all of it: programs wait for nobody. What the
-next head needs beside its state (`delta_token`, `head_records`) is asked for while one is computed.
+Owns the kernel; it does what `fused_delta_step` does elsewhere, by the same formulas, for fp32 states of
+128 x 128, written in every step or recorded (`denim.recurrence.deferred`). A program takes all value heads of
+a key head (`state_ring`), so a window has one owner and an output is normalised by the program that has all
+of it: programs wait for nobody. What the next head needs beside its state (`delta_token`, `head_records`) is
+asked for while one is computed.
 
 Rows of padding are skipped. Offsets into slots are 64-bit.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -20,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra import cuda as tl_cuda
 
 from denim.recurrence.deferred import Ring
-from denim.recurrence.gated_delta import L2NORM_EPS
+from denim.recurrence.kernels.delta_inputs import DeltaInputs
 from denim.recurrence.kernels.delta_token import (
     convolve,
     gated_norm,
@@ -308,72 +307,23 @@ def _step(
     tma.store_wait(0)
 
 
-def hopper_delta_step(
-    qkv: Tensor,
-    z: Tensor,
-    b: Tensor,
-    a: Tensor,
-    conv_taps: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
-    norm_scale: Tensor,
-    norm_eps: float,
-    slots: Tensor,
-    window: Tensor,
-    state: Tensor,
-    key_heads: int,
-    *,
-    vector_decay: bool,
-    beta_limit: float = 1.0,
-    decay_floor: float | None = None,
-    ring: Ring | None = None,
-    pending: Tensor | None = None,
-) -> Tensor:
-    """One token for each of B rows, [B, Hv · 128], for states that `suits`.
-
-    qkv: [B, at least channels]; z: [B, Hv · 128], b: [B, Hv], a: [B, Hv] or, with vector decay, [B, H · 128]:
-    rows dense, any distance apart; all else as in `gated_delta_step.gated_delta_step_fused` and, with vector
-    decay and a sigmoid for a gate, `kimi_delta_step.kimi_delta_step_fused`. The kernel launched last before
-    this must write some of qkv, z, b and a and nothing else that is read here.
-    """
-    rows, value_heads = len(qkv), state.shape[1]
-    out = torch.empty(rows, value_heads * DIM.value, dtype=qkv.dtype, device=qkv.device)
+def hopper_delta_step(inputs: DeltaInputs, ring: Ring | None = None, pending: Tensor | None = None) -> Tensor:
+    """One token for each of B rows, [B, Hv · 128], for states that `suits`; as `fused_delta_step`."""
+    state, out = inputs.state, inputs.new_output()
+    rows, constants = inputs.rows, inputs.constants()
     length = 0 if ring is None else ring.length
     if rows:
-        _step[(min(processors(qkv.device), rows * key_heads),)](
+        _step[(min(processors(out.device), rows * constants["key_heads"]),)](
             pieces_of(state),
-            qkv,
-            qkv.stride(0),
-            z,
-            z.stride(0),
-            b,
-            b.stride(0),
-            a,
-            a.stride(0),
-            conv_taps,
-            a_log,
-            dt_bias,
-            norm_scale,
-            slots,
-            window,
-            window.stride(0),
+            *inputs.tensors(),
             out,
             pending,
             *ring_arguments(ring),
             slot_pieces(state),
             rows,
-            DIM.value**-0.5,
-            L2NORM_EPS,
-            norm_eps,
-            beta_limit,
-            decay_floor or 0.0,
-            key_heads=key_heads,
-            group=value_heads // key_heads,
-            vector_decay=vector_decay,
-            floored=decay_floor is not None,
-            sigmoid_gate=vector_decay,
-            width=len(conv_taps),
-            stages=stages_for(rows * value_heads, qkv.device, written=ring is None),
+            *inputs.numbers(),
+            **constants,
+            stages=stages_for(rows * state.shape[1], out.device, written=ring is None),
             length=length,
             padded=triton.next_power_of_2(max(length - 1, 1)),
             num_warps=WARPS,

@@ -1,9 +1,9 @@
-"""One decode step of a Gated DeltaNet layer between its two projections, as one kernel.
+"""One decode step of a delta-rule layer between its projections, as one kernel, with scalar or vector decay.
 
-Fuses the short convolution with SiLU, the normalisation of q and k, the gates, the gated delta rule on the
-state in its arena slot, and the gated norm. The state is read once and written once, or only read where
-writes are deferred (`denim.recurrence.deferred`); everything else that moves is a few KiB a row. How several
-programs share a key head: `fused_delta`. On Hopper `hopper_decode` may name another kernel.
+Fuses the short convolution with SiLU, the normalisation of q and k, the gates, the delta rule on the state in
+its arena slot, and the gated norm. The state is read once and written once, or only read where writes are
+deferred (`denim.recurrence.deferred`); everything else that moves is a few KiB a row. How several programs
+share a key head: `fused_delta`. On Hopper `hopper_decode` may take the step to another kernel.
 
 Offsets into slots are 64-bit. A row whose slot is negative is padding: it reads and writes nothing.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
 from denim.recurrence.deferred import Ring
-from denim.recurrence.gated_delta import L2NORM_EPS
+from denim.recurrence.kernels.delta_inputs import DeltaInputs
 from denim.recurrence.kernels.delta_tile import (
     Tiling,
     in_parts,
@@ -29,7 +29,6 @@ from denim.recurrence.kernels.delta_tile import (
     tile_offsets,
 )
 from denim.recurrence.kernels.fused_delta import (
-    WHOLE,
     arrive,
     convolve,
     fetch,
@@ -51,14 +50,26 @@ from denim.recurrence.kernels.update_ring import (
     with_records,
 )
 
-# As measured on an H200: with records a program has no registers left for wider pieces of a state.
-WHOLE_WRITTEN = Tiling(128, 4, inner=64)
+
+@triton.jit
+def _log_decay(a, rate, floor, floored: tl.constexpr):
+    """-rate softplus(a), or floor sigmoid(rate a); fp32, at most 0."""
+    if floored:
+        return floor * tl.sigmoid(rate * a)
+    else:
+        return -rate * tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
 
 
 @triton.jit
 def _step(
-    projected_ptr,
-    projected_stride,
+    x_ptr,
+    x_stride,
+    z_ptr,
+    z_stride,
+    b_ptr,
+    b_stride,
+    a_ptr,
+    a_stride,
     taps_ptr,
     a_log_ptr,
     dt_bias_ptr,
@@ -82,11 +93,15 @@ def _step(
     l2_eps,
     norm_eps,
     beta_limit,
+    floor,
     key_heads: tl.constexpr,
     group: tl.constexpr,
+    vector_decay: tl.constexpr,
+    floored: tl.constexpr,
+    sigmoid_gate: tl.constexpr,
+    width: tl.constexpr,
     key_dim: tl.constexpr,
     value_dim: tl.constexpr,
-    width: tl.constexpr,
     parts: tl.constexpr,
     inner: tl.constexpr,
     tile_rows: tl.constexpr,
@@ -102,12 +117,16 @@ def _step(
     value_heads: tl.constexpr = key_heads * group
     keys: tl.constexpr = key_heads * key_dim
     values: tl.constexpr = value_heads * value_dim
+    decays: tl.constexpr = value_heads * key_dim if vector_decay else value_heads
     channels: tl.constexpr = 2 * keys + values
     first_head = tl.program_id(1) * taken
     head = first_head // group
     row = tl.program_id(2).to(tl.int64)
     slot = tl.load(slots_ptr + row)
-    x_ptr = projected_ptr + row * projected_stride
+    x_row = x_ptr + row * x_stride
+    z_row = z_ptr + row * z_stride
+    b_row = b_ptr + row * b_stride
+    a_row = a_ptr + row * a_stride
     out_row = out_ptr + row * values
     partial_row = partial_ptr + row * values
     window = window_ptr + slot * window_stride
@@ -140,8 +159,8 @@ def _step(
     if slot < 0:
         return
 
-    q, q_columns = convolve(x_ptr, window, taps_ptr, q_channels, channels, width, k_mask)
-    k, k_columns = convolve(x_ptr, window, taps_ptr, k_channels, channels, width, k_mask)
+    q, q_columns = convolve(x_row, window, taps_ptr, q_channels, channels, width, k_mask)
+    k, k_columns = convolve(x_row, window, taps_ptr, k_channels, channels, width, k_mask)
     if length > 0:
         pending = tl.load(pending_ptr + row)
         ring_keys = ring_keys_ptr + slot * ring_keys_stride + head * key_dim
@@ -153,19 +172,27 @@ def _step(
         value_head = first_head + i
         head_at = value_head * value_dim
         v_channels = 2 * keys + head_at + v_at
-        v, v_columns = convolve(x_ptr, window, taps_ptr, v_channels, channels, width, v_mask)
-        gates = x_ptr + channels + values + value_head
-        b = tl.load(gates).to(tl.float32)
-        a = tl.load(gates + value_heads).to(tl.float32) + tl.load(dt_bias_ptr + value_head).to(tl.float32)
+        v, v_columns = convolve(x_row, window, taps_ptr, v_channels, channels, width, v_mask)
+        b = tl.load(b_row + value_head).to(tl.float32)
         rate = tl.exp(tl.load(a_log_ptr + value_head))
+        if vector_decay:
+            decay_at = value_head * key_dim + k_at
+            a = load(a_row + decay_at, k_mask).to(tl.float32) + load(dt_bias_ptr + decay_at, k_mask)
+        else:
+            decay_at = value_head
+            a = tl.load(a_row + decay_at).to(tl.float32) + tl.load(dt_bias_ptr + decay_at).to(tl.float32)
         if splits == 1:
             norm = load(norm_ptr + v_at, v_mask)
-            z = load(x_ptr + channels + head_at + v_at, v_mask).to(tl.float32)
+            z = load(z_row + head_at + v_at, v_mask).to(tl.float32)
         if length > 0:
             ring_updates = ring_updates_ptr + slot * ring_updates_stride + head_at
-            ring_decays = ring_decays_ptr + slot * ring_decays_stride + value_head
+            ring_decays = ring_decays_ptr + slot * ring_decays_stride
             uj = load_records(ring_updates, values, v_at, value_dim, pending, length, levels)
-            gj = load_numbers(ring_decays, value_heads, pending, length, levels)
+            if vector_decay:
+                ring_decays += value_head * key_dim
+                gj = load_records(ring_decays, decays, k_at, key_dim, pending, length, levels)
+            else:
+                gj = load_numbers(ring_decays + value_head, decays, pending, length, levels)
         head_state = state + head_at * key_dim + tile
         s = load(head_state, tile_mask).to(tl.float32)
 
@@ -176,7 +203,7 @@ def _step(
             q_tile = in_parts(q, parts, inner)
             k_tile = in_parts(k, parts, inner)
         beta = beta_limit * tl.sigmoid(b)
-        log_decay = -rate * tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))  # softplus
+        log_decay = _log_decay(a, rate, floor, floored)
         total = log_decay
         behind_k = 0.0
         behind_q = 0.0
@@ -187,15 +214,25 @@ def _step(
         # Both reads from the state as it was, so that neither waits for the other:
         # S q = S' q + u (k . q).
         decay = tl.exp(total)
-        u = beta * (v - (read(s, k_tile) * decay + behind_k) * k_norm)
-        o = (read(s, q_tile) * decay + behind_q) * q_norm + u * (qk * q_norm * k_norm)
+        if vector_decay:
+            read_k = read(s, in_parts(k * decay, parts, inner))
+            read_q = read(s, in_parts(q * decay, parts, inner))
+            decay = in_parts(decay, parts, inner)
+        else:
+            read_k = read(s, k_tile) * decay
+            read_q = read(s, q_tile) * decay
+        u = beta * (v - (read_k + behind_k) * k_norm)
+        o = (read_q + behind_q) * q_norm + u * (qk * q_norm * k_norm)
         if splits > 1:
             tl.store(partial_row + head_at + v_at, o, mask=v_mask)
         tl.debug_barrier()  # a small tile lies in several warps at once: all have read before one stores
         if length > 0 and pending < length - 1:
             tl.store(ring_updates + pending * values + v_at, u, mask=v_mask)
             if tl.program_id(0) == 0:
-                tl.store(ring_decays + pending * value_heads, log_decay)
+                if vector_decay:
+                    tl.store(ring_decays + pending * decays + k_at, log_decay, mask=k_mask)
+                else:
+                    tl.store(ring_decays + value_head + pending * decays, log_decay)
                 if value_head % group == 0:
                     tl.store(ring_keys + pending * keys + k_at, k * k_norm, mask=k_mask)
         else:
@@ -205,7 +242,7 @@ def _step(
             tl.store(head_state, s.to(state_ptr.dtype.element_ty), mask=tile_mask, cache_modifier=".cs")
         store_window(window, v_columns, v_channels, channels, width, v_mask)
         if splits == 1:
-            y = gated_norm(o, norm, z, value_dim, norm_eps, False)
+            y = gated_norm(o, norm, z, value_dim, norm_eps, sigmoid_gate)
             tl.store(out_row + head_at + v_at, y.to(out_ptr.dtype.element_ty), mask=v_mask)
 
     if readers == 1:
@@ -213,98 +250,70 @@ def _step(
         store_window(window, k_columns, k_channels, channels, width, k_mask)
     elif arrive(arrivals_ptr + row * key_heads + head, readers):
         at = head * group * value_dim
-        gates = x_ptr + channels + at
-        # fmt: off
         norm_stored(
-            out_row + at, partial_row + at, gates, norm_ptr, group, value_dim, padded_value_dim, norm_eps,
-            False,
+            out_row + at,
+            partial_row + at,
+            z_row + at,
+            norm_ptr,
+            group,
+            value_dim,
+            padded_value_dim,
+            norm_eps,
+            sigmoid_gate,
         )
-        # fmt: on
         store_window(window, q_columns, q_channels, channels, width, k_mask)
         store_window(window, k_columns, k_channels, channels, width, k_mask)
 
 
-def gated_delta_step_fused(
-    projected: Tensor,
-    conv_taps: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
-    norm_scale: Tensor,
-    norm_eps: float,
-    slots: Tensor,
-    window: Tensor,
-    state: Tensor,
+def fused_delta_step(
+    inputs: DeltaInputs,
     arrivals: Tensor,
-    beta_limit: float = 1.0,
     ring: Ring | None = None,
     pending: Tensor | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """One token for each of B rows: from the input projection to the input of the output projection.
+    """The input of the output projection, [B, Hv·d_v] in the model's dtype; rows of padding are not written.
 
-    projected: [B, channels + Hv·d_v + 2·Hv] = [q | k | v | z | b | a], rows dense; conv_taps:
-    [W, channels], dense; a_log (fp32), dt_bias: [Hv]; norm_scale: [d_v] fp32; slots: [B] int64, negative for
-    padding; window: [slots, W - 1, channels] and state: [slots, Hv, d_v, d_k], views of the arena, updated
-    in place; arrivals: `denim.recurrence.arrivals.new_arrivals`. β = beta_limit · sigmoid(b).
+    arrivals: `denim.recurrence.arrivals.new_arrivals`. With a ring, of which row i has pending[i] records
+    ([B] int32, below its length L), the state is not written but for rows with L - 1. tiling: how states are
+    laid out, None: as measured.
 
-    With a ring, of which row i has pending[i] records ([B] int32, below its length L), the state is not
-    written but for rows with L - 1. Returns [B, Hv·d_v] in projected's dtype; rows of padding are not
-    written. tiling: how states are laid out, None: as measured.
-
-    Where kernels overlap (`overlap`), the one launched last before this must write `projected` and nothing
-    else that is read here. Rule and gates: `denim.recurrence.gated_delta`; fp32 inside.
+    Where kernels overlap (`overlap`), the one launched last before this must write some of qkv, z, b and a,
+    and nothing else that is read here. Rule and gates: Gated DeltaNet (arXiv 2412.06464), Kimi Linear (arXiv
+    2510.26692), `denim.recurrence.gated_delta`; fp32 inside.
     """
-    rows, key_heads = projected.shape[0], arrivals.shape[1]
-    _, value_heads, value_dim, key_dim = state.shape
-    assert projected.stride(1) == 1 and window.stride(1) == window.shape[2] and state[0].is_contiguous()
-    assert arrivals.is_contiguous() and conv_taps.is_contiguous()
-    group = value_heads // key_heads
-    recording = ring is not None
-    if tiling is None and on_hopper(state.device):
-        from denim.recurrence.kernels.hopper_decode import step_for
+    inputs.check()
+    assert arrivals.is_contiguous()
+    if tiling is None and on_hopper(inputs.state.device):
+        from denim.recurrence.kernels.hopper_decode import hopper_decode
 
-        step = step_for(state, rows, key_heads, ring, pending)
-        if step is not None:
-            values = value_heads * value_dim
-            z, b, a = projected[:, window.shape[2] :].split((values, value_heads, value_heads), dim=1)
-            weights = (conv_taps, a_log, dt_bias, norm_scale, norm_eps)
-            places = (slots, window, state, key_heads)
-            return step(projected, z, b, a, *weights, *places, vector_decay=False, beta_limit=beta_limit)
+        out = hopper_decode(inputs, ring, pending)
+        if out is not None:
+            return out
+    rows, key_heads = inputs.rows, inputs.key_heads
+    _, value_heads, value_dim, key_dim = inputs.state.shape
     if tiling is None:
-        whole = WHOLE if recording else WHOLE_WRITTEN
-        tiling = tiling_of(rows * value_heads, value_dim, recording=recording, whole=whole)
+        kind = {"recording": ring is not None, "vector_decay": inputs.vector_decay}
+        tiling = tiling_of(rows * value_heads, value_dim, **kind)
     splits = tiling.splits(value_dim)
     assert splits == 1 or rows <= len(arrivals)
     parts, inner = tiling.parts(key_dim)
-    out = torch.empty(rows, value_heads * value_dim, dtype=projected.dtype, device=projected.device)
+    out = inputs.new_output()
     partial = torch.empty(out.shape if splits > 1 else 0, dtype=torch.float32, device=out.device)
     overlap = overlaps(out.device)
     _step[(splits, key_heads if splits == 1 else value_heads, rows)](
-        projected,
-        projected.stride(0),
-        conv_taps,
-        a_log,
-        dt_bias,
-        norm_scale,
-        slots,
-        window,
-        window.stride(0),
-        state,
-        state.stride(0),
+        *inputs.tensors(),
+        inputs.state,
+        inputs.state.stride(0),
         arrivals,
         partial,
         out,
         pending,
         *ring_arguments(ring),
-        key_dim**-0.5,
-        L2NORM_EPS,
-        norm_eps,
-        beta_limit,
-        key_heads=key_heads,
-        group=group,
+        *inputs.numbers(),
+        **inputs.constants(),
         key_dim=key_dim,
         value_dim=value_dim,
-        width=conv_taps.shape[0],
         parts=parts,
         inner=inner,
         tile_rows=tiling.rows,
