@@ -22,9 +22,7 @@ ONE_TOKEN = "one_token"  # the prompt's last token, which is always computed
 REASONS = (NO_CHECKPOINT, EVICTED, NO_MEMORY, NOT_LOADED, ONE_TOKEN)
 
 
-def lost_tokens(
-    nodes: Sequence[Node], seen: int, position: int, length: int, stored: int = 0
-) -> Counter[str]:
+def lost_tokens(nodes: Sequence[Node], seen: int, position: int, length: int, stored: int) -> Counter[str]:
     """Reason -> tokens, for a request of `length` tokens of which `seen` were known and `position` reused.
 
     `nodes` are those that it passed to their end. `stored`: the position that a lower tier has.
@@ -53,9 +51,7 @@ class Account:
         self.saved = self.evicted = self.refused = 0
         self.lost: Counter[str] = Counter()
 
-    def note_request(
-        self, nodes: Sequence[Node], seen: int, position: int, length: int, stored: int = 0
-    ) -> None:
+    def note_request(self, nodes: Sequence[Node], seen: int, position: int, length: int, stored: int) -> None:
         self.queries += 1
         self.query_tokens += length
         self.hit_tokens += position

@@ -37,7 +37,7 @@ class ChatText(NamedTuple):
     tokens: list[int]
     render: Callable[[list[Message]], str]
     encode: Callable[[str], list[int]]
-    specials: Sequence[str] = ()
+    specials: Sequence[str]
     has_tools: bool = False
 
 

@@ -38,7 +38,7 @@ class Capacity(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
     weight_bytes: int
-    clamped: tuple[str, ...] = ()
+    clamped: tuple[str, ...]
 
 
 def plan_capacity(

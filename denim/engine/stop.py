@@ -24,7 +24,7 @@ class StopStrings:
     result does not depend on how the text was cut into pieces.
     """
 
-    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+    def __init__(self, stops: Sequence[str], include: bool) -> None:
         """`include`: the stop string itself is shown too."""
         self._stops = sorted(stops, key=len, reverse=True)
         self._include = include

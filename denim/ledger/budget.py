@@ -6,7 +6,6 @@ Owns the numbers that engine and plan share. Knows specs; devices only by their 
 from __future__ import annotations
 
 from denim.ledger.devices import Device
-from denim.ledger.flops import CHUNK
 from denim.ledger.parameters import weight_bytes
 from denim.spec.model import ModelSpec
 
@@ -17,7 +16,7 @@ DEVICE_SHARE = 0.9  # of a CUDA device, weights included, when no size is given;
 RESERVE = 1.5  # working memory of a step against its largest tensors; covers fragmentation
 
 
-def arena_budget(spec: ModelSpec, device: Device, chunk: int = CHUNK, share: float | None = None) -> int:
+def arena_budget(spec: ModelSpec, device: Device, chunk: int, share: float | None) -> int:
     """Bytes for the arena on an otherwise empty `device`; negative: too small.
 
     `share`: of the whole device, weights and working memory included; None: the engine's defaults. What the

@@ -31,7 +31,7 @@ BATCHES = (1, 32, 256)
 
 
 def plan_json(
-    model: ModelSpec, plan: CapacityPlan, workloads: Sequence[Lengths], compare: bool = False
+    model: ModelSpec, plan: CapacityPlan, workloads: Sequence[Lengths], compare: bool
 ) -> dict[str, Any]:
     """The plan of `model` for each of `workloads`; `compare` adds the peers. Bytes and seconds, a device's.
 

@@ -37,15 +37,15 @@ where memory is so short that others take the place again each time, it must not
 class Prefixes:
     """`chunk_size`: a shared part must save at least so many tokens for a request to wait for it.
     `saves_inside`: the runner can write states in the middle of a segment (`Span.saves`). `tiers`: those
-    below `cache`."""
+    below `cache`; None: there are none."""
 
     def __init__(
         self,
         arena: Arena,
         cache: PrefixCache | None,
         chunk_size: int,
-        saves_inside: bool = False,
-        tiers: LowerTiers | None = None,
+        saves_inside: bool,
+        tiers: LowerTiers | None,
     ) -> None:
         self.cache = cache
         self.tiers = tiers

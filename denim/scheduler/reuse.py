@@ -28,9 +28,9 @@ class Reuse:
     """
 
     namespace: Namespace
-    store: bool = True
-    boundaries: Sequence[int] = ()
-    marks: Sequence[int] = ()
+    store: bool
+    boundaries: Sequence[int]
+    marks: Sequence[int]
 
     lease: Lease | None = field(default=None, init=False)  # None: never began
     wanted: list[Wanted] = field(default_factory=list, init=False)  # positions to come, in order

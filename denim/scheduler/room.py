@@ -24,7 +24,7 @@ class Room:
         arena: Arena,
         compactor: Compactor,
         cache: PrefixCache | None,
-        tiers: LowerTiers | None = None,
+        tiers: LowerTiers | None,
     ) -> None:
         self._arena = arena
         self._compactor = compactor

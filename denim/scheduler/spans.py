@@ -42,7 +42,7 @@ def deal(
     holdings: Holdings,
     forks: Mapping[int, int],
     held: Collection[int],
-    saves_inside: bool = False,
+    saves_inside: bool,
 ) -> Dealt:
     """Spans of one step: all decode rows, then prefill segments, each in the order of `running`.
 

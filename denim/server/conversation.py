@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
@@ -43,10 +43,10 @@ class Conversation:
     by name. `prompt_field`: where the request has the messages."""
 
     messages: list[Message]
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    options: dict[str, Any] = field(default_factory=dict)
-    choice: ToolChoice = FREE_CHOICE
-    prompt_field: str = "messages"
+    tools: list[dict[str, Any]]
+    options: dict[str, Any]
+    choice: ToolChoice
+    prompt_field: str
 
     def __post_init__(self) -> None:
         """Raises ApiError for an option that is not for clients, and for too many marks."""
@@ -100,7 +100,7 @@ def prepared(
     messages: Sequence[Mapping[str, Any]],
     tools: list[dict[str, Any]],
     options: Mapping[str, Any],
-    choice: ToolChoice = FREE_CHOICE,
+    choice: ToolChoice,
     prompt_field: str = "messages",
 ) -> Conversation:
     """The same from plain values. `cache_control` of a message or a part is a mark where it is true."""

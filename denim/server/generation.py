@@ -32,12 +32,12 @@ class Job:
 
     prompts: Sequence[ReadPrompt]
     params: SamplingParams
-    priority: int = 0
-    cache_salt: str | None = None
+    priority: int
+    cache_salt: str | None
+    no_store: bool
+    form: str
     cache_control: Sequence[int] = ()
-    no_store: bool = False
     prompt_field: str = "prompt"
-    form: str = "response_format"
 
 
 class ChoiceDelta(NamedTuple):

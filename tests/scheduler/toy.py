@@ -195,7 +195,8 @@ class ToyEngine:
     ) -> Request:
         request = Request(self.next_id, prompt, max_tokens, ("seed", seed), priority, prompt_logprobs, family)
         if self.scheduler.prefixes.cache is not None:
-            request.reuse = Reuse(**{"namespace": Namespace(), **reuse})
+            asked = {"namespace": Namespace(), "store": True, "boundaries": (), "marks": ()}
+            request.reuse = Reuse(**asked | reuse)
         self.scheduler.add(request)
         self.requests[request.id] = request
         self.next_id += 1
