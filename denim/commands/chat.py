@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from denim.commands.engine import Pace, ctrl_c_ends_the_answer
+from denim.commands.answer import Pace, print_answer
 from denim.errors import DenimError
 
 if TYPE_CHECKING:
@@ -36,25 +36,14 @@ class Chat:
     def answer(self, text: str) -> Pace:
         """Print the model's answer to `text` as it comes; a cut answer stays as far as it came.
 
-        Raises RequestError when the conversation cannot be served (too long, no template, …).
+        Raises RequestError when the conversation cannot be served (too long, no template, …), DenimError if
+        the engine failed on it.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         prompt = self.llm.read_chat(asked, enable_thinking=self.thinking)
-        deltas = self.llm.stream(prompt, self.params)
-        pace, parts = Pace(), []
-        with ctrl_c_ends_the_answer() as interrupt:
-            for delta in deltas:
-                pace.count(len(delta.token_ids))
-                parts.append(delta.text)
-                sys.stdout.write(delta.text)
-                sys.stdout.flush()
-                if delta.finish_reason == "error":
-                    raise DenimError("the engine failed on this turn; the lines above say why")
-                if interrupt.pressed:
-                    break
-        print()
-        self.messages = [*asked, {"role": "assistant", "content": "".join(parts)}]
-        return pace
+        answer = print_answer(self.llm.stream(prompt, self.params))
+        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        return answer.pace
 
 
 def run_chat(chat: Chat) -> None:

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from denim.commands.engine import Pace, ctrl_c_ends_the_answer
+from denim.commands.answer import FAILED, print_answer
 from denim.errors import DenimError, RequestError
 
 if TYPE_CHECKING:
     from denim.engine import LLM
     from denim.sampling_params import SamplingParams
-
-FAILED = "the engine failed on this request; the lines above say why"
 
 
 def read_prompt(prompt: str | None) -> str:
@@ -40,21 +38,10 @@ def stream_completion(llm: LLM, prompt: str, params: SamplingParams) -> bool:
 
     Raises RequestError for a prompt that cannot be served, DenimError if the engine failed on it.
     """
-    deltas = llm.stream(prompt, params)
-    pace, finish_reason = Pace(), None
-    with ctrl_c_ends_the_answer() as interrupt:
-        for delta in deltas:
-            pace.count(len(delta.token_ids))
-            finish_reason = delta.finish_reason
-            sys.stdout.write(delta.text)
-            sys.stdout.flush()
-            if interrupt.pressed:
-                break
-    print()
-    if finish_reason == "error":
-        raise DenimError(FAILED)
-    Console(stderr=True, highlight=False).print(f"[dim]{pace}; end: {finish_reason or 'interrupted'}[/]")
-    return not interrupt.pressed
+    answer = print_answer(llm.stream(prompt, params))
+    end = answer.finish_reason or "interrupted"
+    Console(stderr=True, highlight=False).print(f"[dim]{answer.pace}; end: {end}[/]")
+    return not answer.interrupted
 
 
 def print_completion(llm: LLM, prompt: str, params: SamplingParams) -> None:

@@ -18,12 +18,10 @@ from denim.commands.configs import Config, find_config
 from denim.commands.facts import print_facts
 from denim.errors import ConfigError
 from denim.ledger import count_parameters, weight_bytes
-from denim.ledger.units import count_text, pattern_text, size_text
+from denim.ledger.units import count_text, pattern_text, plural, size_text
+from denim.memory.capacity_plan import PAGE_SIZE
 from denim.memory.layout import ArenaLayout
 from denim.spec import ModelSpec, read_generation_defaults, read_spec
-
-PAGE_SIZE = 16
-"""The engine's own default, in tokens."""
 
 
 def show_model(model: Path | None, as_json: bool) -> None:
@@ -184,8 +182,7 @@ def _memory_text(report: dict[str, Any]) -> str:
     if "slot" in report["entries"]:
         parts.append(f"a slot {size_text(report['entries']['slot']['bytes'])}")
     share = " or ".join(
-        f"{entry['per_slab']} {name}{'s' if entry['per_slab'] > 1 else ''}"
-        for name, entry in report["entries"].items()
+        f"{entry['per_slab']} {plural(name, entry['per_slab'])}" for name, entry in report["entries"].items()
     )
     return f"{', '.join(parts)}; a slab {size_text(report['slab_bytes'])} = {share}"
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from denim.errors import RequestError
+from denim.ledger.units import plural
 from denim.memory.arena import Arena
 from denim.memory.compaction import Compactor
 from denim.memory.layout import PAGE, SLOT
@@ -40,7 +41,7 @@ class Holdings:
         need = layout.need(tokens)
         slabs = layout.slabs_for(need)
         if slabs > num_slabs:
-            entries = " and ".join(f"{n} {name}{'s' if n > 1 else ''}" for name, n in need.items())
+            entries = " and ".join(f"{n} {plural(name, n)}" for name, n in need.items())
             raise RequestError(
                 f"{asked} need {entries}, which is {slabs} slabs; the arena has {num_slabs}, enough for "
                 f"{layout.longest_request(num_slabs)} tokens; shorten the prompt, lower max_tokens or raise "

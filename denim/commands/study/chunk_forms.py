@@ -8,26 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
+from denim.commands.study.drift import RuleInputs
 from denim.recurrence.backend import TRITON, prefill_backend
 from denim.recurrence.chunk_table import NO_SLOT, ChunkTable
 from denim.recurrence.gated_delta import gated_delta_chunked, l2norm
 
 Runs = dict[int, Callable[[], object]]
-
-
-class Inputs(NamedTuple):
-    """Of one sequence: q, k [T, H, d] of length 1, v [T, H, d], log_decay, beta [T, H]; all fp32."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    log_decay: Tensor
-    beta: Tensor
 
 
 def forms_on(
@@ -38,21 +27,21 @@ def forms_on(
     q, k, v = (torch.randn(tokens, heads, dim, generator=generator) for _ in range(3))
     log_decay = -torch.rand(tokens, heads, generator=generator) * 0.1  # alpha from 0.9 to 1
     beta = torch.rand(tokens, heads, generator=generator)
-    inputs = Inputs(*(x.to(device) for x in (l2norm(q), l2norm(k), v, log_decay, beta)))
+    inputs = RuleInputs(*(x.to(device) for x in (l2norm(q), l2norm(k), v, log_decay, beta)))
     forms = {"torch, float32": _plain(inputs, chunks)}
     if prefill_backend(device.type) == TRITON:
         forms["triton, bfloat16"] = _kernels(inputs, chunks)
     return forms
 
 
-def _plain(inputs: Inputs, chunks: Sequence[int]) -> Runs:
+def _plain(inputs: RuleInputs, chunks: Sequence[int]) -> Runs:
     whole = [0, len(inputs.q)]
     return {
         chunk: partial(gated_delta_chunked, *inputs, cu_seqlens=whole, chunk_size=chunk) for chunk in chunks
     }
 
 
-def _kernels(inputs: Inputs, chunks: Sequence[int]) -> Runs:
+def _kernels(inputs: RuleInputs, chunks: Sequence[int]) -> Runs:
     from denim.recurrence.kernels.delta_pass import largest_chunk, plan_of
     from denim.recurrence.kernels.gated_delta_chunks import gated_delta_chunks
 
