@@ -81,7 +81,7 @@ async def _read(serving: Serving, prompt: str | list[int], field: str) -> ReadPr
 
 @dataclass
 class _Choice:
-    """One choice as far as it has come. `offset`: characters of its text, the echoed prompt among them."""
+    """One choice as far as it has come. `offset`: characters of the tokens that a stream has told."""
 
     index: int
     prompt: ReadPrompt
@@ -201,11 +201,11 @@ class _Answer:
                 choice.tokens, choice.reports, body.logprobs, choice.offset, self._decode
             )
             piece["logprobs"] = logprobs.model_dump()
+            choice.offset += sum(map(len, logprobs.tokens))
         if choice.finish_reason is not None:
             piece["stop_reason"] = choice.stop_reason
         if body.return_token_ids:
             piece["token_ids"] = choice.tokens
-        choice.offset += len(choice.text)
         choice.text, choice.tokens, choice.reports = "", [], []
         return piece
 

@@ -55,7 +55,8 @@ def _by_id(entry: Logprob) -> PromptLogprob:
 
 
 class CompletionLogprobs(ApiModel):
-    """`text_offset`: characters of the choice's text before each token."""
+    """`text_offset`: characters of `tokens` before each, as in vLLM. That is its place in the text, but
+    behind a character of several tokens, each of which shows a replacement character."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -81,8 +82,8 @@ def completion_logprobs(
     offset: int,
     decode: Callable[[int], str] | None,
 ) -> CompletionLogprobs:
-    """`offset`: characters of the text before the first token. A report of None is that of a prompt's first
-    token, which follows nothing; `decode` names it."""
+    """`offset`: characters of the tokens before the first of these. A report of None is that of a prompt's
+    first token, which follows nothing; `decode` names it."""
     result = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
     for token, report in zip(tokens, reports, strict=True):
         own = None if report is None else report[token]
