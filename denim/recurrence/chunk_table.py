@@ -17,6 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from denim.recurrence.operands import check_chunk_size
+from denim.recurrence.sequences import offsets_of
+
 NO_SLOT = -1
 
 
@@ -54,7 +57,9 @@ class ChunkTable(NamedTuple):
         saves: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> ChunkTable:
         """saves: for each sequence the (tokens from its start, slot) of states wanted inside it, each
-        0 < tokens <= its length. ValueError for another, and for two slots at one place."""
+        0 < tokens <= its length. ValueError for another, for two slots at one place, offsets that do not
+        rise from 0, more or fewer slots than sequences, and a slot below -1; how many slots there are is not
+        known here."""
         places, slots, longest = chunk_arrays(cu_seqlens, slot_in, slot_out, size, saves)
         return cls.from_flat(
             torch.from_numpy(places).to(device, non_blocking=True),
@@ -96,6 +101,7 @@ def chunk_arrays(
     """What `ChunkTable.from_flat` takes, on the host, and the chunks of the longest sequence; see
     `ChunkTable.of`. `padded_to`: so many chunks, or more where there are more."""
     wanted = saves if saves is not None else [()] * len(slot_in)
+    _check(cu_seqlens, slot_in, slot_out, size, wanted)
     rows: list[tuple[int, int, int, int]] = []
     first = [0]
     for n, ((begin, end), at) in enumerate(zip(pairwise(cu_seqlens), wanted, strict=True)):
@@ -115,3 +121,22 @@ def chunk_arrays(
     places = np.concatenate([table[:, :3].ravel(), np.array([*first, *cu_seqlens], dtype=np.int32)])
     slots = np.array([*slot_in, *slot_out, *(table[:, 3] if saves is not None else ())], dtype=np.int64)
     return places, slots, max((stop - start for start, stop in pairwise(first)), default=0)
+
+
+def _check(
+    cu_seqlens: Sequence[int],
+    slot_in: Sequence[int],
+    slot_out: Sequence[int],
+    size: int,
+    wanted: Sequence[Sequence[tuple[int, int]]],
+) -> None:
+    check_chunk_size(size)
+    sequences = len(offsets_of(cu_seqlens, cu_seqlens[-1] if len(cu_seqlens) else 0)) - 1
+    if not len(slot_in) == len(slot_out) == len(wanted) == sequences:
+        raise ValueError(
+            f"cu_seqlens has {sequences} sequences; slot_in, slot_out and saves must have as many entries, "
+            f"got {len(slot_in)}, {len(slot_out)} and {len(wanted)}"
+        )
+    slots = [*slot_in, *slot_out, *(slot for at in wanted for _, slot in at)]
+    if min(slots, default=0) < NO_SLOT:
+        raise ValueError(f"a slot is 0 or more, or {NO_SLOT} for none; got {min(slots)}")

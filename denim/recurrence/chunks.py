@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from denim.recurrence.operands import check_chunk_size
+
 
 class ChunkLayout(NamedTuple):
     """Where each token of N sequences lies among chunks of `chunk_size` tokens.
@@ -39,6 +41,8 @@ class ChunkLayout(NamedTuple):
 
     @classmethod
     def of(cls, offsets: Sequence[int], chunk_size: int, device: torch.device) -> ChunkLayout:
+        """ValueError for a chunk size below 1."""
+        check_chunk_size(chunk_size)
         lengths = [end - start for start, end in pairwise(offsets)]
         sequences, longest = len(lengths), max(lengths, default=0)
         # A chunk longer than every sequence would be padding; a power of two keeps the sizes few.

@@ -53,18 +53,13 @@ def per_token(log_decay: Tensor | None, tokens: int, v: Tensor) -> Tensor:
     """Any of the four shapes of a log-decay as [tokens, Hv, 1 or d_k].
 
     log_decay: None (nothing fades), [Hv] (constant), [tokens, Hv] or [tokens, Hv, d_k]; v: [tokens, Hv, d_v].
-    ValueError for another shape.
+    `denim.recurrence.operands` refuses others.
     """
     heads = v.shape[1]
     if log_decay is None:
         return torch.zeros(tokens, heads, 1, device=v.device)
-    if log_decay.shape == (heads,):
+    if log_decay.dim() == 1:
         return log_decay.view(1, heads, 1).expand(tokens, heads, 1)
-    if log_decay.shape[:2] != (tokens, heads) or log_decay.dim() not in (2, 3):
-        raise ValueError(
-            f"log_decay must be None, [Hv], [T, Hv] or [T, Hv, d_k] with T = {tokens} and Hv = {heads}; "
-            f"got {list(log_decay.shape)}"
-        )
     return log_decay.unsqueeze(-1) if log_decay.dim() == 2 else log_decay
 
 

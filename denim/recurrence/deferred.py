@@ -21,6 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from denim.recurrence.operands import check_heads, check_operands, whole_numbers
+
 
 class Ring(NamedTuple):
     """Records of N slots, all fp32: keys [N, L, Hk, d_k], updates [N, L, Hv, d_v], and log-decays [N, L, Hv]
@@ -39,11 +41,38 @@ def flush(state: Tensor, ring: Ring, slots: Tensor, pending: Tensor) -> None:
     """Writes pending[i] records of slot slots[i] into its state, in place; the ring is left as it is.
 
     state: [N, Hv, d_v, d_k]; slots, pending: [B], the slots different from each other; a negative slot is
-    padding.
+    padding. ValueError, and nothing is written, where one does not fit.
     """
-    for slot, count in zip(slots.tolist(), pending.tolist(), strict=True):
+    for slot, count in _checked_rows(state, ring, slots, pending, most=ring.length):
         if slot >= 0 and count:
             state[slot] = _reached(state, ring, slot, count)
+
+
+def _checked_rows(
+    state: Tensor, ring: Ring, slots: Tensor, pending: Tensor, most: int, **tokens: tuple[Tensor, str]
+) -> list[tuple[int, int]]:
+    """(slot, records pending, at most `most`) of each row, when all operands fit; else ValueError. `tokens`:
+    those of a step, as `check_operands` takes them."""
+    decay_dims = "N L Hv d_k" if ring.log_decays.dim() == 4 else "N L Hv"
+    sizes = check_operands(
+        state=(state, "N Hv d_v d_k"),
+        keys=(ring.keys, "N L Hk d_k"),
+        updates=(ring.updates, "N L Hv d_v"),
+        log_decays=(ring.log_decays, decay_dims),
+        **tokens,
+    )
+    check_heads(sizes)
+    at, counts = whole_numbers(slots), whole_numbers(pending)
+    if at is None or counts is None or not len(at) == len(counts) == sizes.get("T", len(at)):
+        raise ValueError(
+            f"slots and pending must hold a whole number for each row; got {slots} and {pending}"
+        )
+    live = [(slot, count) for slot, count in zip(at, counts, strict=True) if slot >= 0]
+    if any(slot >= len(state) for slot, _ in live) or len(dict(live)) < len(live):
+        raise ValueError(f"slots must differ, and lie in 0 .. {len(state) - 1} or be negative; got {at}")
+    if not all(0 <= count <= most for _, count in live):
+        raise ValueError(f"pending must lie in 0 .. {most} with rings of {ring.length} records; got {counts}")
+    return list(zip(at, counts, strict=True))
 
 
 def _reached(state: Tensor, ring: Ring, slot: int, count: int) -> Tensor:
@@ -77,13 +106,27 @@ def gated_delta_step_deferred(
 ) -> Tensor:
     """`gated_delta.gated_delta_step` for B rows on slots, with deferred writes: the plain reference.
 
-    state: [N, Hv, d_v, d_k]; slots: [B], negative for padding; pending: [B], records before this step, 0 ..
-    L - 1. Behind it a row has one more; for a row that had L - 1 the state is written and none are pending.
-    Returns [B, Hv, d_v] in v's dtype.
+    log_decay: [B, Hv] or [B, Hv, d_k], as the ring has it. state: [N, Hv, d_v, d_k]; slots: [B], different
+    from each other or negative for padding; pending: [B], records before this step, 0 .. L - 1. Behind it a
+    row has one more; for a row that had L - 1 the state is written and none are pending.
+    Returns [B, Hv, d_v] in v's dtype, zeros for padding. ValueError, and nothing is written, where an operand
+    does not fit.
     """
-    out = torch.empty_like(v)
+    rows = _checked_rows(
+        state,
+        ring,
+        slots,
+        pending,
+        most=ring.length - 1,
+        q=(q, "T Hk d_k"),
+        k=(k, "T Hk d_k"),
+        v=(v, "T Hv d_v"),
+        log_decay=(log_decay, "T Hv d_k" if ring.log_decays.dim() == 4 else "T Hv"),
+        beta=(beta, "T Hv"),
+    )
+    out = torch.zeros_like(v)
     q, k, strength, group = q.float(), k.float(), beta.float().unsqueeze(-1), v.shape[1] // k.shape[1]
-    for i, (slot, count) in enumerate(zip(slots.tolist(), pending.tolist(), strict=True)):
+    for i, (slot, count) in enumerate(rows):
         if slot < 0:
             continue
         s = _reached(state, ring, slot, count) * _per_channel(log_decay[i])

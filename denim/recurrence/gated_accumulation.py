@@ -53,6 +53,7 @@ from torch import Tensor
 
 from denim.recurrence.chunk_pass import ChunkTerms, by_chunks
 from denim.recurrence.decay import fade, per_token
+from denim.recurrence.operands import check_matrix_operands
 from denim.recurrence.sequences import offsets_of, positions_of, starting_states, token_by_token, work_dtype
 from denim.recurrence.state_rows import blocks_of, widened, write_back
 
@@ -76,8 +77,10 @@ def gated_accumulation_recurrent(
     and states_at: see `denim.recurrence.sequences`. scale is applied to q; None means d_k ** -0.5.
 
     Returns out [T, Hv, d_v] in v's dtype, and the states behind the sequences [N, Hv, d_v, d_k], or those
-    at states_at [P, Hv, d_v, d_k]. The arithmetic and the states are fp32, or float64 if v is.
+    at states_at [P, Hv, d_v, d_k]. The arithmetic and the states are fp32, or float64 if v is. ValueError for
+    operands that do not fit each other.
     """
+    check_matrix_operands(q, k, v, log_decay)
     offsets = offsets_of(cu_seqlens, len(q))
     positions = positions_of(states_at, offsets)
     starting = starting_states(initial_state, len(positions), (*v.shape[1:], k.shape[-1]), v)
@@ -109,9 +112,13 @@ def gated_accumulation_step(
 
     q, k: [B, Hk, d_k]; v: [B, Hv, d_v]; log_decay: [Hv], [B, Hv], [B, Hv, d_k] or None. state: [B, Hv, d_v,
     d_k] or B tensors [Hv, d_v, d_k] (slots of an arena, say); each row is dense, rows may lie anywhere and
-    are not copied. Returns out [B, Hv, d_v] in v's dtype.
+    are not copied. Returns out [B, Hv, d_v] in v's dtype; the arithmetic is in the state's dtype, or fp32 if
+    that is narrower. ValueError for operands that do not fit each other.
     """
-    blocks = blocks_of(state)
+    sizes = check_matrix_operands(q, k, v, log_decay)
+    blocks = blocks_of(state, (*v.shape, sizes["d_k"]), v)
+    if not blocks:
+        return torch.empty_like(v)
     if (wide := widened(blocks)) is not None:
         out = gated_accumulation_step(q, k, v, log_decay, wide, scale)
         write_back(wide, blocks)
@@ -151,12 +158,14 @@ def gated_accumulation_chunked(
     chunk_size: int = 64,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The rule by chunks of `chunk_size` tokens: arguments and results of `gated_accumulation_recurrent`.
+    """The rule by chunks of `chunk_size` tokens, any number from 1: arguments, results and errors of
+    `gated_accumulation_recurrent`.
 
     Differentiable in every tensor argument; time and memory are linear in T. Sequences of one length are
     packed by reshaping alone; unequal ones are scattered to chunks once. A cu_seqlens on a GPU costs a
     synchronisation: pass a list.
     """
+    check_matrix_operands(q, k, v, log_decay)
     return by_chunks(
         _chunk_terms,
         q,

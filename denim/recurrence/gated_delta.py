@@ -70,6 +70,7 @@ from torch import Tensor
 
 from denim.recurrence.chunk_pass import ChunkTerms, by_chunks
 from denim.recurrence.decay import fade, per_token
+from denim.recurrence.operands import check_matrix_operands
 from denim.recurrence.sequences import offsets_of, positions_of, starting_states, token_by_token, work_dtype
 from denim.recurrence.state_rows import blocks_of, widened, write_back
 
@@ -102,8 +103,10 @@ def gated_delta_recurrent(
     d_k ** -0.5.
 
     Returns out [T, Hv, d_v] in v's dtype, and the states behind the sequences [N, Hv, d_v, d_k], or those
-    at states_at [P, Hv, d_v, d_k]. The arithmetic and the states are fp32, or float64 if v is.
+    at states_at [P, Hv, d_v, d_k]. The arithmetic and the states are fp32, or float64 if v is. ValueError for
+    operands that do not fit each other.
     """
+    check_matrix_operands(q, k, v, log_decay, beta=(beta, "T Hv"))
     offsets = offsets_of(cu_seqlens, len(q))
     positions = positions_of(states_at, offsets)
     starting = starting_states(initial_state, len(positions), (*v.shape[1:], k.shape[-1]), v)
@@ -138,12 +141,16 @@ def gated_delta_step(
 
     q, k: [B, Hk, d_k]; v: [B, Hv, d_v]; beta: [B, Hv]; log_decay: [B, Hv], [B, Hv, d_k], [Hv] or None.
     state: [B, Hv, d_v, d_k] or B tensors [Hv, d_v, d_k] (slots of an arena, say); each row is dense, rows
-    may lie anywhere and are not copied. Returns out [B, Hv, d_v] in v's dtype.
+    may lie anywhere and are not copied. Returns out [B, Hv, d_v] in v's dtype; the arithmetic is in the
+    state's dtype, or fp32 if that is narrower. ValueError for operands that do not fit each other.
 
     The decayed state is read once for k and q together; the output needs no second read of the new state,
     since S q = S' q + u (k . q).
     """
-    blocks = blocks_of(state)
+    sizes = check_matrix_operands(q, k, v, log_decay, beta=(beta, "T Hv"))
+    blocks = blocks_of(state, (*v.shape, sizes["d_k"]), v)
+    if not blocks:
+        return torch.empty_like(v)
     if (wide := widened(blocks)) is not None:
         out = gated_delta_step(q, k, v, log_decay, beta, wide, scale)
         write_back(wide, blocks)
@@ -191,12 +198,14 @@ def gated_delta_chunked(
     chunk_size: int = 64,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The rule by chunks of `chunk_size` tokens: arguments and results of `gated_delta_recurrent`.
+    """The rule by chunks of `chunk_size` tokens, any number from 1: arguments, results and errors of
+    `gated_delta_recurrent`.
 
     Differentiable in every tensor argument; time and memory (saved for the backward pass too) are linear
     in T. Sequences of one length are packed by reshaping alone (and padding to whole chunks); unequal
     ones are scattered to chunks once. A cu_seqlens on a GPU costs a synchronisation: pass a list.
     """
+    check_matrix_operands(q, k, v, log_decay, beta=(beta, "T Hv"))
     return by_chunks(
         _chunk_terms,
         q,

@@ -44,6 +44,7 @@ import torch
 from torch import Tensor
 
 from denim.recurrence.chunks import ChunkLayout
+from denim.recurrence.operands import check_operands
 from denim.recurrence.sequences import (
     offsets_of,
     positions_of,
@@ -79,7 +80,9 @@ def selective_scan_recurrent(
 
     Returns y [T, channels] in x's dtype, and the states behind the sequences [sequences, channels, N], or
     those at states_at [P, channels, N]. The arithmetic and the states are fp32, or float64 if x is.
+    ValueError for operands that do not fit each other.
     """
+    _check(x, delta, A, B, C, D)
     offsets = offsets_of(cu_seqlens, len(x))
     positions = positions_of(states_at, offsets)
     starting = starting_states(initial_state, len(positions), A.shape, x)
@@ -108,9 +111,13 @@ def selective_scan_step(
 
     x, delta: [b, channels]; A: [channels, N]; B, C: [b, N]; D: [channels] or None. state: [b, channels, N] or
     b tensors [channels, N] (slots of an arena, say); each row is dense, rows may lie anywhere and are not
-    copied. Returns y [b, channels] in x's dtype.
+    copied. Returns y [b, channels] in x's dtype; the arithmetic is in the state's dtype, or fp32 if that is
+    narrower. ValueError for operands that do not fit each other.
     """
-    blocks = blocks_of(state)
+    _check(x, delta, A, B, C, D)
+    blocks = blocks_of(state, (len(x), *A.shape), x)
+    if not blocks:
+        return torch.empty_like(x)
     if (wide := widened(blocks)) is not None:
         y = selective_scan_step(x, delta, A, B, C, D, wide)
         write_back(wide, blocks)
@@ -137,11 +144,13 @@ def selective_scan_chunked(
     states_at: Sequence[Sequence[int]] | None = None,
     chunk_size: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """The rule by chunks of `chunk_size` tokens: arguments and results of `selective_scan_recurrent`.
+    """The rule by chunks of `chunk_size` tokens, any number from 1: arguments, results and errors of
+    `selective_scan_recurrent`.
 
     For inference: no gradients. Channels do not touch each other, so a CPU takes as many at a time as its
     caches hold. A cu_seqlens on a GPU costs a synchronisation: pass a list.
     """
+    _check(x, delta, A, B, C, D)
     offsets = offsets_of(cu_seqlens, len(x))
     positions = positions_of(states_at, offsets)
     starting = starting_states(initial_state, len(positions), A.shape, x)
@@ -170,6 +179,12 @@ def selective_scan_chunked(
                 states[index, some] = h[chunk]
     y = layout.unpack(y.unsqueeze(1)).squeeze(1)
     return _with_skip(y, wide_x, D).to(x.dtype), states
+
+
+def _check(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> None:
+    skip = {} if D is None else {"D": (D, "channels")}
+    tokens = {"x": (x, "T channels"), "delta": (delta, "T channels")}
+    check_operands(**tokens, A=(A, "channels N"), B=(B, "T N"), C=(C, "T N"), **skip)
 
 
 def _states_before(

@@ -18,6 +18,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from denim.recurrence.operands import check_numbers, whole_numbers
+
 WORK_DTYPES = (torch.float32, torch.float64)  # of all arithmetic; what is narrower is widened
 
 
@@ -28,35 +30,44 @@ def work_dtype(x: Tensor) -> torch.dtype:
 
 def offsets_of(cu_seqlens: Sequence[int] | Tensor, tokens: int) -> list[int]:
     """cu_seqlens as a list on the host. ValueError if it does not rise from 0 to `tokens`."""
-    offsets = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else list(cu_seqlens)
+    offsets = whole_numbers(cu_seqlens)
     if not offsets or offsets[0] != 0 or offsets[-1] != tokens or offsets != sorted(offsets):
-        raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens}; got {offsets}")
+        raise ValueError(
+            f"cu_seqlens must be whole numbers that rise from 0 to the number of tokens, {tokens}; "
+            f"got {offsets or cu_seqlens!r}"
+        )
     return offsets
 
 
 def positions_of(states_at: Sequence[Sequence[int]] | None, offsets: Sequence[int]) -> list[list[int]]:
     """For each sequence the token counts at which its state is wanted.
 
-    ValueError if there are more or fewer lists than sequences, or a count beyond its sequence.
+    ValueError if there are more or fewer lists than sequences, or what is no count of its sequence's tokens.
     """
     lengths = [end - start for start, end in pairwise(offsets)]
     if states_at is None:
         return [[length] for length in lengths]
     if len(states_at) != len(lengths):
         raise ValueError(f"states_at has {len(states_at)} lists for {len(lengths)} sequences")
-    for n, (positions, length) in enumerate(zip(states_at, lengths, strict=True)):
-        if any(not 0 <= position <= length for position in positions):
-            raise ValueError(f"states_at[{n}] must lie in 0 .. {length}; got {list(positions)}")
-    return [list(positions) for positions in states_at]
+    wanted = []
+    for n, (given, length) in enumerate(zip(states_at, lengths, strict=True)):
+        positions = whole_numbers(given)
+        if positions is None or any(not 0 <= position <= length for position in positions):
+            raise ValueError(
+                f"states_at[{n}] must be a list of token counts in 0 .. {length}; got {positions or given!r}"
+            )
+        wanted.append(positions)
+    return wanted
 
 
 def starting_states(initial: Tensor | None, sequences: int, shape: Sequence[int], like: Tensor) -> Tensor:
     """`initial` or zeros, [sequences, *shape], in the dtype of `like`'s arithmetic and on its device.
 
-    ValueError if `initial` has another shape.
+    ValueError if `initial` has another shape, or is not of floating-point numbers on `like`'s device.
     """
     if initial is None:
         return like.new_zeros(sequences, *shape, dtype=work_dtype(like))
+    check_numbers("initial_state", initial, "the tokens", like)
     if initial.shape != (sequences, *shape):
         raise ValueError(f"initial_state must be {[sequences, *shape]}; got {list(initial.shape)}")
     return initial.to(work_dtype(like))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from denim.recurrence.operands import check_numbers, check_operands
 from denim.recurrence.sequences import offsets_of
 
 
@@ -26,12 +27,13 @@ def short_conv(
 
     x: [T, C]; weight: [C, W]; cu_seqlens: N + 1 offsets into T; window: [N, W - 1, C], the inputs before
     each sequence's first token, None for zeros. Returns y [T, C] and the windows after the sequences
-    [N, W - 1, C], both in x's dtype. A sequence shorter than the window shifts it. Differentiable.
+    [N, W - 1, C], both in x's dtype. A sequence shorter than the window shifts it. Differentiable. ValueError
+    for operands that do not fit each other.
     """
+    check_operands(x=(x, "T C"), weight=(weight, "C W"))
     offsets = offsets_of(cu_seqlens, x.shape[0])
-    sequences, past = len(offsets) - 1, weight.shape[1] - 1
-    if window is None:
-        window = x.new_zeros(sequences, past, x.shape[1])
+    sequences = len(offsets) - 1
+    window = _window(window, (sequences, weight.shape[1] - 1, x.shape[1]), x)
     lengths = [end - start for start, end in pairwise(offsets)]
     if any(length != lengths[0] for length in lengths):
         each = zip(x.split(lengths), window.split(1), lengths, strict=True)
@@ -73,11 +75,23 @@ def short_conv_step(x: Tensor, weight: Tensor, window: Tensor) -> Tensor:
     """One token for each of B sequences. x: [B, C]; weight: [C, W]; returns y [B, C] in x's dtype.
 
     window: [B, W - 1, C] is shifted in place (rows may lie any distance apart). For inference: no gradients.
+    ValueError for operands that do not fit each other.
     """
+    check_operands(x=(x, "T C"), weight=(weight, "C W"))
+    _window(window, (len(x), weight.shape[1] - 1, x.shape[1]), x)
     rows = torch.cat((window, x.to(window.dtype).unsqueeze(1)), 1)
     window.copy_(rows[:, 1:])
     wide = _sum_dtype(x)
     return (rows.to(wide) * weight.t().to(wide)).sum(1).to(x.dtype)
+
+
+def _window(window: Tensor | None, shape: tuple[int, int, int], x: Tensor) -> Tensor:
+    if window is None:
+        return x.new_zeros(shape)
+    check_numbers("window", window, "x", x)
+    if window.shape != shape:
+        raise ValueError(f"window must be [N, W - 1, C] = {list(shape)}; got {list(window.shape)}")
+    return window
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from tests.recurrence.cases import (
+    ACCUMULATION,
     BOUNDS,
     CHUNK_SIZES,
     DECAYS,
+    DELTA,
     FLOAT64_BOUND,
     POSITIONS,
     RAGGED,
@@ -220,11 +222,39 @@ def test_memory_for_the_backward_pass_is_linear(rule, decay):
 def test_arguments_must_fit(rule):
     args = inputs(rule, "scalar", 10)
     for form in (rule.recurrent, rule.chunked):
-        with pytest.raises(ValueError, match="cu_seqlens must rise from 0 to the number of tokens, 10"):
+        with pytest.raises(
+            ValueError, match="cu_seqlens must be whole numbers that rise from 0 to the number of tokens, 10"
+        ):
             form(*args, cu_seqlens=[0, 9])
         with pytest.raises(ValueError, match=r"initial_state must be \[1, 4, 12, 8\]; got \[1, 4, 8, 12\]"):
             form(*args, cu_seqlens=[0, 10], initial_state=states(1, 4, 8, 12))
-        with pytest.raises(ValueError, match=r"states_at\[0\] must lie in 0 .. 10; got \[11\]"):
+        with pytest.raises(ValueError, match=r"states_at\[0\] must be .* in 0 .. 10; got \[11\]"):
             form(*args, cu_seqlens=[0, 10], states_at=[[11]])
         with pytest.raises(ValueError, match="log_decay must be None"):
             form(*args[:3], args[3][1:], *args[4:], cu_seqlens=[0, 10])
+
+
+@every_rule
+@pytest.mark.parametrize("decay", ["constant", "scalar", "vector"])
+def test_a_growing_state_is_computed_as_the_formula_says(rule, decay):
+    """log_decay > 0, which no model has."""
+    args = inputs(rule, decay, sum(RAGGED), strength=-0.2)
+    assert (args[3] > 0).any()
+    want = rule.recurrent(*args, cu_seqlens=offsets(RAGGED))
+    assert_close(rule.chunked(*args, cu_seqlens=offsets(RAGGED)), want, 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("rule", "operand"), [(DELTA, i) for i in range(5)] + [(ACCUMULATION, i) for i in range(4)]
+)
+def test_a_nan_stays_in_its_sequence_and_is_never_lost(rule, operand):
+    """Products over a chunk carry it to the chunk's other tokens too."""
+    args = inputs(rule, "vector", 300)
+    args[operand][120, 0] = torch.nan
+    want, want_states = rule.recurrent(*args, cu_seqlens=[0, 100, 200, 300])
+    out, ends = rule.chunked(*args, cu_seqlens=[0, 100, 200, 300], chunk_size=16)
+    assert want.isnan().any() and out[want.isnan()].isnan().all()
+    assert ends[want_states.isnan()].isnan().all()
+    begins = 100 + 16  # of the chunk with token 120
+    untouched = [*range(begins), *range(200, 300)]
+    assert torch.isfinite(out[untouched]).all() and torch.isfinite(ends[[0, 2]]).all()

@@ -31,6 +31,23 @@ def test_a_place_outside_the_sequence_or_taken_twice_is_refused(saves):
         ChunkTable.of([0, 5], [-1], [0], 4, "cpu", saves=[saves])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([0, 5], [-1, 0], [0], 4), "1 sequences; .* as many entries, got 2, 1 and"),
+        (([0, 5], [-1], [0, 1], 4), "1 sequences; .* as many entries, got 1, 2 and"),
+        (([0, 5, 3], [-1, -1], [0, 1], 4), "cu_seqlens must be whole numbers that rise"),
+        (([1, 5], [-1], [0], 4), "cu_seqlens must be whole numbers that rise"),
+        (([], [], [], 4), "cu_seqlens must be whole numbers that rise"),
+        (([0, 5], [-2], [0], 4), "a slot is 0 or more, or -1 for none; got -2"),
+        (([0, 5], [-1], [0], 0), "chunk_size must be a whole number"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ChunkTable.of(*arguments, "cpu")
+
+
 def test_padding_belongs_to_no_sequence():
     places, slots, longest = chunk_arrays([0, 5, 5], [2, -1], [2, -1], 4, saves=[[], []], padded_to=4)
     assert places.tolist() == [0, 0, 4, 0, 4, 1, -1, 0, 0, -1, 0, 0, 0, 2, 2, 0, 5, 5]

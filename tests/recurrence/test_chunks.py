@@ -44,6 +44,12 @@ def test_equal_lengths_of_whole_chunks_are_packed_by_one_copy():
     assert layout([8, 4], 4).place is not None
 
 
+@pytest.mark.parametrize("size", [0, -1, 2.0, None])
+def test_a_chunk_has_a_token(size):
+    with pytest.raises(ValueError, match="chunk_size must be a whole number of tokens, 1 or more; got"):
+        layout([3], size)
+
+
 def test_groups_hold_whole_places():
     where = layout([12, 12, 4], 4)
     assert where.active == [3, 2, 2]

@@ -50,3 +50,65 @@ def test_equals_writing_every_step(vector: bool) -> None:
     flush(state, records, slots, pending)
     torch.testing.assert_close(state[slots[live]].double(), expected, atol=1e-5, rtol=1e-5)
     assert state[[1, 2, 3]].isnan().all()
+
+
+def live_step() -> dict[str, Tensor | Ring]:
+    q, k, v, log_decay, beta = token(2, vector=True)
+    state = torch.zeros(SLOTS, HEADS, VALUE_DIM, KEY_DIM)
+    at = {"slots": torch.tensor([4, 1]), "pending": torch.tensor([0, LENGTH - 1])}
+    return {
+        "q": q,
+        "k": k,
+        "v": v,
+        "log_decay": log_decay,
+        "beta": beta,
+        "state": state,
+        "ring": ring(True),
+        **at,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"slots": torch.tensor([4, SLOTS])},
+            r"slots must differ, and lie in 0 .. 5 or be negative; got \[4, 6\]",
+        ),
+        ({"slots": torch.tensor([4, 4])}, "slots must differ"),
+        ({"slots": torch.tensor([4, 1, 2])}, "a whole number for each row"),
+        ({"slots": torch.tensor([4.0, 1.0])}, "a whole number for each row"),
+        (
+            {"pending": torch.tensor([-1, 0])},
+            r"pending must lie in 0 .. 3 with rings of 4 records; got \[-1, 0\]",
+        ),
+        ({"pending": torch.tensor([LENGTH, 0])}, "pending must lie in 0 .. 3"),
+        (
+            {"log_decay": torch.zeros(2, HEADS)},
+            r"log_decay must be \[T, Hv, d_k\] = \[2, 4, 8\]; got \[2, 4\]",
+        ),
+        ({"log_decay": None}, "log_decay must be a torch.Tensor"),
+        ({"state": torch.zeros(SLOTS, HEADS, KEY_DIM, VALUE_DIM)}, "keys must be"),
+        ({"v": torch.zeros(2, 2, VALUE_DIM)}, "v must be"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Tensor | None], message: str) -> None:
+    arguments = live_step()
+    gated_delta_step_deferred(**arguments)
+    with pytest.raises(ValueError, match=message):
+        gated_delta_step_deferred(**arguments | change)
+
+
+def test_padding_gives_zeros() -> None:
+    out = gated_delta_step_deferred(**live_step() | {"slots": torch.tensor([4, -1])})
+    assert out[0].any() and not out[1].any()
+
+
+def test_flush_takes_up_to_a_full_ring() -> None:
+    state, records = torch.zeros(SLOTS, HEADS, VALUE_DIM, KEY_DIM), ring(True)
+    for slots, pending in (([SLOTS], [1]), ([1, 1], [1, 1]), ([1], [LENGTH + 1]), ([1], [-1])):
+        with pytest.raises(ValueError, match="must"):
+            flush(state, records, torch.tensor(slots), torch.tensor(pending))
+    assert not state.any()
+    flush(state, records, torch.tensor([1, -1]), torch.tensor([LENGTH, 0]))
+    assert state[1].isnan().all() and not state[0].any()

@@ -1,5 +1,6 @@
 """Packed sequences and the states wanted of them."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,8 +15,12 @@ from denim.recurrence.sequences import (
 
 def test_offsets():
     assert offsets_of(torch.tensor([0, 2, 2, 5]), 5) == [0, 2, 2, 5]
-    for bad in ([0, 4], [1, 5], [0, 3, 2, 5], []):
-        with pytest.raises(ValueError, match="cu_seqlens must rise from 0 to the number of tokens, 5"):
+    assert offsets_of(np.array([0, 2, 5], dtype=np.int32), 5) == [0, 2, 5]
+    not_whole = ([0.0, 5.0], torch.tensor([0.0, 5.0]), torch.tensor([[0, 5]]), "05", None)
+    for bad in ([0, 4], [1, 5], [0, 3, 2, 5], [], *not_whole):
+        with pytest.raises(
+            ValueError, match="cu_seqlens must be whole numbers that rise from 0 to .* tokens, 5"
+        ):
             offsets_of(bad, 5)
 
 
@@ -24,9 +29,12 @@ def test_positions():
     assert positions_of([(2, 0), (), [1, 1]], [0, 2, 2, 5]) == [[2, 0], [], [1, 1]]
     with pytest.raises(ValueError, match="states_at has 1 lists for 2 sequences"):
         positions_of([[1]], [0, 2, 5])
-    for bad in (4, -1):
-        with pytest.raises(ValueError, match=r"states_at\[1\] must lie in 0 .. 3; got \[1, " + str(bad)):
+    assert positions_of(torch.tensor([[2, 0]]), [0, 2]) == [[2, 0]]
+    for bad in (4, -1, 1.5):
+        with pytest.raises(ValueError, match=r"states_at\[1\] must be .* 0 .. 3; got \[1, " + str(bad)):
             positions_of([[2], [1, bad]], [0, 2, 5])
+    with pytest.raises(ValueError, match=r"states_at\[0\] must be a list of token counts in 0 .. 2; got 2"):
+        positions_of([2, 1], [0, 2, 5])
 
 
 def test_starting_states():
@@ -37,6 +45,8 @@ def test_starting_states():
     assert starting_states(given, 2, (3, 4), x.double()).dtype == torch.float64
     with pytest.raises(ValueError, match=r"initial_state must be \[2, 3, 4\]; got \[2, 4, 3\]"):
         starting_states(given.mT, 2, (3, 4), x)
+    with pytest.raises(ValueError, match="initial_state is on meta but the tokens on cpu"):
+        starting_states(given.to("meta"), 2, (3, 4), x)
 
 
 def test_token_by_token():

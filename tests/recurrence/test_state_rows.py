@@ -67,11 +67,57 @@ def test_forgetting_all(rule, decay):
     assert torch.equal(used, fresh)
 
 
+@every_rule
+@pytest.mark.parametrize("as_list", [False, True])
+def test_no_rows(rule, as_list):
+    given = [] if as_list else states(0)
+    assert rule.step(*inputs(rule, "vector", 0), given).shape == (0, 4, 12)
+
+
 def test_rows_of_one_tensor_are_one_block():
     arena = torch.zeros(4, 2, 3, 5)
-    assert [block.shape for block in blocks_of(arena)] == [(4, 2, 3, 5)]
-    assert [block.shape for block in blocks_of(arena[::2])] == [(1, 2, 3, 5)] * 2
-    assert [block.shape for block in blocks_of(arena[1:2])] == [(1, 2, 3, 5)]
+
+    def blocks(state):
+        return blocks_of(state, (len(state), 2, 3, 5), arena)
+
+    assert [block.shape for block in blocks(arena)] == [(4, 2, 3, 5)]
+    assert [block.shape for block in blocks(arena[::2])] == [(1, 2, 3, 5)] * 2
+    assert [block.shape for block in blocks(arena[1:2])] == [(1, 2, 3, 5)]
     for state in (arena, arena[::2], list(arena)):
-        for block in blocks_of(state):
+        for block in blocks(state):
             assert block.untyped_storage().data_ptr() == arena.untyped_storage().data_ptr()
+
+
+ROW = torch.zeros(2, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (torch.zeros(4, 2, 5, 3), r"state must be \[4, 2, 3, 5\]; got \[4, 2, 5, 3\]"),  # would be read as it
+        (torch.zeros(5, 2, 3, 5), r"state must be \[4, 2, 3, 5\]; got \[5"),
+        (torch.zeros(4, 30), r"state must be \[4, 2, 3, 5\]; got \[4, 30\]"),
+        (torch.zeros(4, 2, 5, 3).mT, "each row of state must be dense"),
+        (ROW.expand(4, 2, 3, 5), "the rows of state lie in one place"),
+        (
+            torch.zeros(4, 2, 3, 5, dtype=torch.int64),
+            "state must hold floating-point numbers, got torch.int64",
+        ),
+        (torch.zeros(4, 2, 3, 5, device="meta"), "state is on meta but the tokens on cpu"),
+        ([ROW.clone() for _ in range(3)], "state must have a tensor for each of 4 rows; got 3"),
+        ([], "state must have a tensor for each of 4 rows; got 0"),
+        ([ROW] * 4, "state has the same tensor twice"),
+        (
+            [ROW.clone(), *torch.zeros(3, 1, 2, 3, 5)],
+            r"a row of state must be \[2, 3, 5\]; got \[1, 2, 3, 5\]",
+        ),
+        (
+            [ROW.clone(), *torch.zeros(3, 2, 3, 5).double()],
+            "a row of state is torch.float64, the first torch.float32",
+        ),
+        ([ROW.clone(), *torch.zeros(3, 2, 5, 3).mT], "each row of state must be dense"),
+    ],
+)
+def test_states_that_a_step_could_not_write_are_refused(state, message):
+    with pytest.raises(ValueError, match=message):
+        blocks_of(state, (4, 2, 3, 5), ROW)
