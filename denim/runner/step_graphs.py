@@ -1,9 +1,9 @@
 """Captured steps: one CUDA graph for each of a few shapes, from token ids to the largest logit of each row.
 
-Owns the graphs. A step runs in the smallest shape that
-holds it; what a shape has beyond it is padding, for which layers read and write nothing. Steps that no shape
-holds run eagerly: long ones, whose kernels outlast their launches, and rare ones. Knows the model as a
-function of a `StepBatch`; must not know what a layer does.
+Owns the graphs. A step runs in the smallest shape that holds it; what a shape has beyond it is padding, for
+which layers read and write nothing. Steps that no shape holds run eagerly: long ones, whose kernels outlast
+their launches, and rare ones. Knows the model as a function of a `StepBatch`; must not know what a layer
+does.
 
 All graphs share one pool of memory: what one leaves there is good until the next runs.
 """

@@ -1,4 +1,4 @@
-"""The RMS norm of rows on CUDA, with the sum of two rows before it, in one pass over memory.
+"""The RMS norm of rows on CUDA, in one pass over memory.
 
 Formula: `denim.layers.norm`. In a chain of kernels it may begin before its predecessor's end, see
 `denim.recurrence.kernels.overlap`.
@@ -23,15 +23,11 @@ MOST_WARPS = 16
 def _rms_norm(
     x_ptr,
     x_stride,
-    add_ptr,
-    add_stride,
     scale_ptr,
-    sum_ptr,
     out_ptr,
     eps,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
-    ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -43,47 +39,29 @@ def _rms_norm(
     if OVERLAP:
         tl_cuda.gdc_wait()
     x = tl.load(x_ptr + row * x_stride + at, mask=inside, other=0.0)
-    if ADD:
-        x = (x.to(tl.float32) + tl.load(add_ptr + row * add_stride + at, mask=inside, other=0.0)).to(x.dtype)
-        tl.store(sum_ptr + row * DIM + at, x, mask=inside)
     wide = x.to(tl.float32)
     y = wide * tl.rsqrt(tl.sum(wide * wide, 0) / DIM + eps) * scale
     tl.store(out_ptr + row * DIM + at, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def _launch(x: Tensor, add: Tensor | None, total: Tensor | None, scale: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """x / rms(x) · scale of every row, computed in fp32. x: [T, dim], rows dense; scale: [dim] fp32.
+    Returns [T, dim] in x's dtype."""
     rows, dim = x.shape
     out = torch.empty(rows, dim, dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(dim)
     overlap = overlaps(x.device)
     assert x.stride(1) == 1 and scale.dtype == torch.float32 and scale.shape == (dim,)
-    assert add is None or (add.shape == x.shape and add.stride(1) == 1)
     _rms_norm[(rows,)](
         x,
         x.stride(0),
-        add,
-        0 if add is None else add.stride(0),
         scale,
-        total,
         out,
         eps,
         DIM=dim,
         BLOCK=block,
-        ADD=add is not None,
         OVERLAP=overlap,
         num_warps=min(max(block // WARP_ELEMENTS, 1), MOST_WARPS),
         **launch_options(overlap),
     )
     return out
-
-
-def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """x / rms(x) · scale of every row, computed in fp32. x: [T, dim], rows dense; scale: [dim] fp32.
-    Returns [T, dim] in x's dtype."""
-    return _launch(x, None, None, scale, eps)
-
-
-def add_rms_norm(x: Tensor, add: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + add, rounded to x's dtype, and the norm of that: two [T, dim]. add: [T, dim], rows dense."""
-    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return total, _launch(x, add, total, scale, eps)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from denim.recurrence.kernels.ssd_step import softplus
+from denim.recurrence.kernels.exponentials import softplus
 
 BLOCK = 1024
 

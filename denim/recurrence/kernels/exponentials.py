@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+SOFTPLUS_LINEAR = tl.constexpr(20.0)  # above it softplus(x) = x in fp32
 # log(1 + e) / e for e of 0 .. 1, lowest power first: least squares on Chebyshev's points, reweighted until
 # the relative error is level. It is 3e-8 there, 2e-7 with the roundings of fp32.
 LOG_SERIES = tl.constexpr(

@@ -28,6 +28,7 @@ from denim.recurrence.kernels.delta_tile import (
     read,
     tile_offsets,
 )
+from denim.recurrence.kernels.exponentials import SOFTPLUS_LINEAR
 from denim.recurrence.kernels.fused_delta import (
     arrive,
     convolve,
@@ -57,7 +58,9 @@ def _log_decay(a, rate, floor, floored: tl.constexpr):
     if floored:
         return floor * tl.sigmoid(rate * a)
     else:
-        return -rate * tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
+        # The series of `exponentials` would need registers that a step with records has not got.
+        softplus = tl.log(1.0 + tl.exp(tl.minimum(a, SOFTPLUS_LINEAR)))
+        return -rate * tl.where(a > SOFTPLUS_LINEAR, a, softplus)
 
 
 @triton.jit

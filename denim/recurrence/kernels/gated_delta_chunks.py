@@ -23,11 +23,9 @@ from denim.recurrence.kernels.delta_pass import (
     plan_of,
 )
 from denim.recurrence.kernels.delta_walk import TABLE
+from denim.recurrence.kernels.exponentials import LOG2_E, softplus
 from denim.recurrence.kernels.hopper import on_hopper
 from denim.recurrence.kernels.triangular import inverse_of_unit_lower
-
-LOG2E = tl.constexpr(1.4426950408889634)
-SOFTPLUS_LINEAR = 20.0  # above it softplus(x) = x in fp32
 
 
 @triton.jit(do_not_specialize_on_alignment=TABLE)
@@ -52,7 +50,6 @@ def _inside(
     size: tl.constexpr,
     block_k: tl.constexpr,
     least: tl.constexpr,
-    linear: tl.constexpr,
     precision: tl.constexpr,
 ):
     place = tl.program_id(0).to(tl.int64)
@@ -76,9 +73,8 @@ def _inside(
     a = tl.load(a_ptr + gate, mask=live, other=0.0).to(tl.float32)
     b = tl.load(b_ptr + gate, mask=live, other=0.0).to(tl.float32)
     a += tl.load(dt_bias_ptr + head).to(tl.float32)
-    softplus = tl.where(a > linear, a, tl.log(1.0 + tl.exp(tl.minimum(a, linear))))
-    log_decay = tl.maximum(-tl.exp(tl.load(a_log_ptr + head)) * softplus, least)
-    log_decay = tl.where(live, log_decay * LOG2E, 0.0)
+    log_decay = tl.maximum(-tl.exp(tl.load(a_log_ptr + head)) * softplus(a), least)
+    log_decay = tl.where(live, log_decay * LOG2_E, 0.0)
     beta = tl.where(live, beta_limit * tl.sigmoid(b), 0.0)
     if precision == "ieee":
         # Two numbers a sum, see `denim.recurrence.decay`.
@@ -167,7 +163,6 @@ def gated_delta_chunks(
         size=size,
         block_k=max(16, triton.next_power_of_2(key_dim)),
         least=MIN_LOG_DECAY[torch.float32],
-        linear=SOFTPLUS_LINEAR,
         precision="ieee" if rows.dtype == torch.float32 else "tf32",
         num_warps=4,
     )

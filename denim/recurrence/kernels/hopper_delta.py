@@ -13,7 +13,7 @@ from torch import Tensor
 
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.decay import MIN_LOG_DECAY
-from denim.recurrence.kernels.delta_pass import join
+from denim.recurrence.kernels.delta_pass import join, multiprocessors
 from denim.recurrence.kernels.hopper_delta_chunks import DIM, chunk_matrices
 from denim.recurrence.kernels.hopper_delta_walk import walk_chunks
 from denim.recurrence.kernels.hopper_triangular import SIZE, matrix
@@ -91,7 +91,7 @@ def hopper_delta(
         key_heads=key_heads,
         num_warps=4,
     )
-    processors = torch.cuda.get_device_properties(rows.device).multi_processor_count
+    processors = multiprocessors(rows.device)
     longest = max(table.longest, 1)
     if span is None:
         span = span_of(heads * chunks / longest, longest, processors)

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from denim.recurrence.kernels.delta_walk import TABLE
+from denim.recurrence.kernels.exponentials import LOG2_E, softplus
 from denim.recurrence.kernels.hopper_triangular import (
     BLOCK,
     BLOCKS,
@@ -31,8 +32,6 @@ from denim.recurrence.kernels.hopper_triangular import (
 )
 
 DIM = gl.constexpr(128)  # d_k and d_v
-LOG2_E = gl.constexpr(1.4426950408889634)
-LINEAR = gl.constexpr(20.0)  # above it softplus(x) = x in fp32
 
 
 @gluon.jit
@@ -93,8 +92,7 @@ def chunk_matrices(
     at = (first.to(gl.int64) + token) * gate_stride + head
     a = gl.load(a_ptr + at, mask=live, other=0.0).to(gl.float32) + gl.load(dt_bias_ptr + head).to(gl.float32)
     b = gl.load(b_ptr + at, mask=live, other=0.0).to(gl.float32)
-    softplus = gl.where(a > LINEAR, a, gl.log(1.0 + gl.exp(gl.minimum(a, LINEAR))))
-    log_decay = gl.maximum(-gl.exp(gl.load(a_log_ptr + head).to(gl.float32)) * softplus, least)
+    log_decay = gl.maximum(-gl.exp(gl.load(a_log_ptr + head).to(gl.float32)) * softplus(a), least)
     log_decay = gl.where(live, log_decay * LOG2_E, 0.0)
     beta = gl.where(live, beta_limit / (1.0 + gl.exp(-b)), 0.0)
     since = gl.associative_scan(log_decay, 0, _add)

@@ -38,7 +38,8 @@ from denim.recurrence.decay import MIN_LOG_DECAY
 from denim.recurrence.kernels import hopper_delta
 from denim.recurrence.kernels.delta_pass import ChunkTerms
 from denim.recurrence.kernels.delta_walk import TABLE
-from denim.recurrence.kernels.hopper_delta_chunks import DIM, LINEAR, LOG2_E
+from denim.recurrence.kernels.exponentials import LOG2_E, SOFTPLUS_LINEAR
+from denim.recurrence.kernels.hopper_delta_chunks import DIM
 from denim.recurrence.kernels.hopper_triangular import (
     BLOCK,
     BLOCKS,
@@ -76,9 +77,10 @@ def _log_decay(f, rate, floor, least):
     if floor is not None:
         decay = floor * LOG2_E / (1.0 + gl.exp2(f * (-rate * LOG2_E)))
     else:
-        e = gl.exp2(gl.minimum(f, LINEAR) * LOG2_E)
+        e = gl.exp2(gl.minimum(f, SOFTPLUS_LINEAR) * LOG2_E)
         series = e * (1.0 - e * (0.5 - e * (0.3333333333 - 0.25 * e))) * LOG2_E
-        decay = -rate * gl.where(f > LINEAR, f * LOG2_E, gl.where(e < SERIES, series, _log2(1.0 + e)))
+        decay = gl.where(e < SERIES, series, _log2(1.0 + e))
+        decay = -rate * gl.where(f > SOFTPLUS_LINEAR, f * LOG2_E, decay)
     return gl.maximum(decay, least * LOG2_E)
 
 

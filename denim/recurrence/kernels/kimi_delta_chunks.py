@@ -23,12 +23,11 @@ from denim.recurrence.kernels.delta_pass import (
     plan_of,
 )
 from denim.recurrence.kernels.delta_walk import TABLE
+from denim.recurrence.kernels.exponentials import LOG2_E, SOFTPLUS_LINEAR, softplus
 from denim.recurrence.kernels.faded_products import faded_products
 from denim.recurrence.kernels.hopper import on_hopper
 from denim.recurrence.kernels.triangular import inverse_of_unit_lower
 
-LOG2E = tl.constexpr(1.4426950408889634)
-SOFTPLUS_LINEAR = 20.0  # above it softplus(x) = x in fp32
 CHANNELS = 32  # that a program of `_fade` takes: 64 bytes of a row
 
 
@@ -55,7 +54,6 @@ def _fade(
     size: tl.constexpr,
     width: tl.constexpr,
     least: tl.constexpr,
-    linear: tl.constexpr,
     exact: tl.constexpr,
 ):
     """beta; of `width` channels sums of a chunk's log-decays (base 2), and keys and queries faded by them."""
@@ -85,14 +83,13 @@ def _fade(
     q = tl.load(source_ptr + source, mask=live, other=0.0).to(tl.float32)
     k = tl.load(source_ptr + heads * key_dim + source, mask=live, other=0.0).to(tl.float32)
     if floor is not None:
-        log_decay = floor * LOG2E / (1.0 + tl.exp2(f * (-rate * LOG2E)))
+        log_decay = floor * LOG2_E / (1.0 + tl.exp2(f * (-rate * LOG2_E)))
     elif exact:
-        softplus = tl.where(f > linear, f, tl.log(1.0 + tl.exp(tl.minimum(f, linear))))
-        log_decay = -rate * softplus * LOG2E
+        log_decay = -rate * softplus(f) * LOG2_E
     else:
-        softplus = tl.log2(1.0 + tl.exp2(tl.minimum(f, linear) * LOG2E))
-        log_decay = -rate * tl.where(f > linear, f * LOG2E, softplus)
-    log_decay = tl.where(live, tl.maximum(log_decay, least * LOG2E), 0.0)
+        logarithm = tl.log2(1.0 + tl.exp2(tl.minimum(f, SOFTPLUS_LINEAR) * LOG2_E))
+        log_decay = -rate * tl.where(f > SOFTPLUS_LINEAR, f * LOG2_E, logarithm)
+    log_decay = tl.where(live, tl.maximum(log_decay, least * LOG2_E), 0.0)
     sums = tl.cumsum(log_decay, 0)
     total = tl.sum(log_decay, 0)
     since = tl.exp2(sums)
@@ -175,7 +172,6 @@ def chunk_terms(
         size=size,
         width=width,
         least=MIN_LOG_DECAY[torch.float32],
-        linear=SOFTPLUS_LINEAR,
         exact=precision == "ieee",
         num_warps=4,
     )

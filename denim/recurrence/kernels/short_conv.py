@@ -21,8 +21,8 @@ from torch import Tensor
 
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.gated_delta import L2NORM_EPS
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from denim.recurrence.kernels.delta_walk import TABLE
+from denim.recurrence.kernels.exponentials import silu as act
 
 # Of a program, which is one warp: 8 channels a thread are loads of 16 bytes.
 CHANNELS = 256
@@ -39,17 +39,7 @@ def _input(x_ptr, x_stride, window_ptr, start, slot, row, channels, mask, total,
     return tl.where(inside, values, before)
 
 
-# The table's tensors are views at any offset; compiling once for each alignment of theirs would gain nothing.
-@triton.jit(
-    do_not_specialize_on_alignment=[
-        "chunks_ptr",
-        "first_chunk_ptr",
-        "cu_seqlens_ptr",
-        "slot_in_ptr",
-        "slot_out_ptr",
-        "save_ptr",
-    ]
-)
+@triton.jit(do_not_specialize_on_alignment=TABLE)
 def _convolve(
     x_ptr,
     x_stride,
@@ -150,9 +140,7 @@ def _convolve(
             for j in tl.static_range(width):
                 acc += inputs[t + j].to(tl.float32) * taps[j]
             if silu:
-                # By the root of the sigmoid: a division takes four times as many instructions.
-                root = tl.rsqrt(1.0 + tl.exp2(acc * -LOG2E))
-                acc = acc * root * root
+                acc = act(acc)
             if unit_heads > 0:
                 length = tl.sum(tl.where(live, acc * acc, 0.0), 1)[:, None]
                 acc *= tl.where(unit, tl.rsqrt(length + eps), 1.0)
@@ -197,10 +185,9 @@ def short_conv_chunks(
 ) -> Tensor:
     """The convolution over the sequences of `table`; windows are read from and written to their slots.
 
-    x: [T, C], rows any distance apart, channels dense; weight: [C, W] with W >= 2, any
-    strides; bias: [C]; windows:
-    [slots, W - 1, C] in x's dtype, oldest input first, slots any distance apart. The first unit_heads *
-    head_dim channels are heads that are scaled to length 1 behind the activation (`l2norm` of
+    x: [T, C], rows any distance apart, channels dense; weight: [C, W] with W >= 2, any strides; bias: [C];
+    windows: [slots, W - 1, C] in x's dtype, oldest input first, slots any distance apart. The first
+    unit_heads * head_dim channels are heads that are scaled to length 1 behind the activation (`l2norm` of
     `denim.recurrence.gated_delta`).
     Returns [T, C] dense in x's dtype; sums are fp32. Rows of no chunk are not written. `apart`: the widths of
     two groups of unit heads; then the result [T * C] holds the first group of all tokens, then the second,

@@ -30,9 +30,12 @@ def _key(y):
 
 
 @triton.jit
-def _weight(y, least, unit):
+def weight(y, unit, least=None):
     """Integers in proportion to exp(y), 0 below `least`."""
-    return tl.where(y >= least, tl.exp(y) * unit, 0.0).to(tl.int64)
+    share = tl.exp(y) * unit
+    if least is not None:
+        share = tl.where(y >= least, share, 0.0)
+    return share.to(tl.int64)
 
 
 @triton.jit
@@ -87,7 +90,7 @@ def _sum_from(y_ptr, n, least, unit, key, by_count: tl.constexpr, block: tl.cons
     for first in range(0, n, block):
         at = first + tl.arange(0, block)
         y = _values(y_ptr, at, n)
-        measure = (at < n).to(tl.int64) if by_count else _weight(y, least, unit)
+        measure = (at < n).to(tl.int64) if by_count else weight(y, unit, least)
         total += tl.where(_key(y) >= key, measure, 0)
     return tl.sum(total, 0)
 
@@ -105,7 +108,7 @@ def _place(y_ptr, n, least, unit, wanted, by_count: tl.constexpr, block: tl.cons
         for first in range(0, n, block):
             at = first + tl.arange(0, block)
             y = _values(y_ptr, at, n)
-            measure = (at < n).to(tl.int64) if by_count else _weight(y, least, unit)
+            measure = (at < n).to(tl.int64) if by_count else weight(y, unit, least)
             own = _key(y)
             above_one += tl.where(own >= one, measure, 0)
             above_two += tl.where(own >= two, measure, 0)
@@ -124,7 +127,7 @@ def _weight_of(key, least, unit):
     """The weight of values with this key."""
     bits = key + 1
     y = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return _weight(y, least, unit)
+    return weight(y, unit, least)
 
 
 @triton.jit
@@ -179,7 +182,7 @@ def _draw(
         for first in range(0, vocab, block):
             at = first + lane
             y = scaled(row_ptr, at, vocab, temperature) - shift
-            total += _weight(y, least, unit)
+            total += weight(y, unit, least)
             bin = tl.maximum(tl.minimum(-y * bins_a_nat, bins - 1.0).to(tl.int32), 0)
             counts += tl.histogram(tl.where(at < vocab, bin, bins - 1), bins)
         everything = tl.sum(total, 0)
@@ -200,7 +203,7 @@ def _draw(
     else:
         kept_weight = tl.sum(tl.zeros([block], tl.int64), 0)
         for first in range(0, count, block):
-            kept_weight += tl.sum(_weight(_values(kept_ptr, first + lane, count), least, unit), 0)
+            kept_weight += tl.sum(weight(_values(kept_ptr, first + lane, count), unit, least), 0)
         enough = kept_weight >= tl.ceil(top_p * everything.to(tl.float64)).to(tl.int64)
     if not enough:
         tl.debug_barrier()  # all have read what is written over
