@@ -16,7 +16,7 @@ from torch import Tensor
 
 from denim.runner.constraint import Constraint
 from denim.runner.draw import Filters, draw_rows, make_filters
-from denim.runner.landing import Draw, Landing, SampleResult
+from denim.runner.landing import Draw, Landing
 from denim.runner.largest import NO_TOKEN, largest
 from denim.runner.logprobs import LogprobTensors, token_logprobs
 from denim.runner.packing import sender
@@ -75,10 +75,6 @@ class Sampler:
     def __init__(self) -> None:
         self._batch: _Batch | None = None
         self._landings: list[Landing] = []  # those that are free
-
-    def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> SampleResult:
-        """What `draw` draws, waited for."""
-        return self.draw(logits, states).result()
 
     def draw(
         self,

@@ -71,7 +71,7 @@ def test_drawing_does_not_wait_for_the_device(tmp_path: Path) -> None:
         states.append(SamplingState(params, [1], VOCAB, constraint=constraint))
     logits = torch.randn(8, VOCAB, device="cuda")
     sampler = Sampler()
-    sampler.sample(logits, states)  # compiles
+    sampler.draw(logits, states).result()  # compiles
     torch.cuda.set_sync_debug_mode("error")
     try:
         drawn = sampler.draw(logits, states)

@@ -26,14 +26,14 @@ def random_logits(rows: int, seed: int, scale: float = 3.0) -> Tensor:
 
 
 def sample(logits: Tensor, *states: SamplingState) -> SampleResult:
-    return Sampler().sample(logits, states)
+    return Sampler().draw(logits, states).result()
 
 
 def run(given: SamplingState, steps: int, logits_seed: int = 0) -> list[int]:
     """Tokens of one request alone, over `steps` given distributions."""
     sampler, tokens = Sampler(), []
     for step in range(steps):
-        (token,) = sampler.sample(random_logits(1, 1000 * logits_seed + step), [given]).tokens
+        (token,) = sampler.draw(random_logits(1, 1000 * logits_seed + step), [given]).result().tokens
         given.append(token)
         tokens.append(token)
     return tokens
@@ -92,7 +92,7 @@ def test_a_draw_depends_on_how_many_were_drawn_not_on_when() -> None:
         resumed.append(token)
     sampler = Sampler()
     for step in range(8, 12):
-        (token,) = sampler.sample(random_logits(1, step), [resumed]).tokens
+        (token,) = sampler.draw(random_logits(1, step), [resumed]).result().tokens
         resumed.append(token)
         assert token == tokens[step]
 
@@ -116,7 +116,7 @@ def test_batch_mates_do_not_matter() -> None:
     for row, params in enumerate(MIXED):
         one, sampler, results = state(**params), Sampler(), []
         for step in range(25):
-            result = sampler.sample(logits[step][row : row + 1], [one])
+            result = sampler.draw(logits[step][row : row + 1], [one]).result()
             results.append((result.tokens[0], result.logprobs.get(0)))
             one.append(result.tokens[0])
         alone.append(results)
@@ -127,7 +127,7 @@ def test_batch_mates_do_not_matter() -> None:
         if not rows:
             continue
         batch = torch.stack([logits[at[row]][row] for row in rows])
-        result = sampler.sample(batch, [states[row] for row in rows])
+        result = sampler.draw(batch, [states[row] for row in rows]).result()
         for place, row in enumerate(rows):
             assert (result.tokens[place], result.logprobs.get(place)) == alone[row][at[row]]
             states[row].append(result.tokens[place])
@@ -140,10 +140,10 @@ def test_the_first_use_of_a_state_does_not_leak_into_the_next_batch() -> None:
     sampler, logits = Sampler(), random_logits(2, 0)
     biased = [state(temperature=0, logit_bias={9: 100}) for _ in range(2)]
     plain = [state(temperature=0) for _ in range(2)]
-    assert sampler.sample(logits, biased).tokens == [9, 9]
-    assert sampler.sample(logits, plain).tokens == logits.argmax(-1).tolist()
-    assert sampler.sample(logits, [plain[0], biased[0]]).tokens == [logits[0].argmax().item(), 9]
-    assert sampler.sample(logits, [biased[0], plain[0]]).tokens == [9, logits[1].argmax().item()]
+    assert sampler.draw(logits, biased).result().tokens == [9, 9]
+    assert sampler.draw(logits, plain).result().tokens == logits.argmax(-1).tolist()
+    assert sampler.draw(logits, [plain[0], biased[0]]).result().tokens == [logits[0].argmax().item(), 9]
+    assert sampler.draw(logits, [biased[0], plain[0]]).result().tokens == [9, logits[1].argmax().item()]
 
 
 def test_temperature_flattens() -> None:
@@ -201,7 +201,7 @@ def test_no_end_before_min_tokens() -> None:
     for one, expected in cases:
         sampler, tokens = Sampler(), []
         for _ in range(3):
-            tokens += sampler.sample(logits, [one]).tokens
+            tokens += sampler.draw(logits, [one]).result().tokens
             one.append(tokens[-1])
         assert tokens == expected
 
@@ -255,10 +255,10 @@ def test_the_gpu_draws_what_the_cpu_draws() -> None:
     states = [state(**params) for params in MIXED]
     on_cpu, on_gpu = Sampler(), Sampler()
     for _ in range(50):
-        expected, result = on_cpu.sample(logits, states), on_gpu.sample(logits.cuda(), states)
+        expected, result = on_cpu.draw(logits, states).result(), on_gpu.draw(logits.cuda(), states).result()
         assert result.tokens == expected.tokens
         for one, token in zip(states, result.tokens, strict=True):
             one.append(token)
     broken = logits.cuda()
     broken[3, 2] = nan
-    assert on_gpu.sample(broken, states).bad_rows == [3]
+    assert on_gpu.draw(broken, states).result().bad_rows == [3]
