@@ -6,7 +6,8 @@ Knows nothing of layers.
 
 A chain of such products is short of nothing but time to start: launch, first loads, the last sums. So each
 kernel is launched while its predecessor still runs (`denim.recurrence.kernels.overlap`); for one row the
-weight is on the way into registers before the kernel waits for the row.
+weight is on the way into registers before the kernel waits for the row, and on Hopper (`hopper_few_rows`)
+into shared memory before it waits for its rows.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import triton
 from torch import Tensor
 
 from denim.layers.kernels.few_rows import launch_few_rows
+from denim.layers.kernels.hopper_few_rows import cut_of, launch_hopper_few_rows
 from denim.layers.kernels.one_row import launch_one_row
 from denim.layers.kernels.rms_norm import rms_norm
 from denim.recurrence.kernels.overlap import overlaps
@@ -98,6 +100,10 @@ def small_product(
     if m > 1 and scale is not None:
         x = rms_norm(x, scale, eps)
     around = {"gated": gated, "gate_scale": gate_scale}
+    cut = cut_of(x, weight, n, gated) if tiles is None else None
+    if cut is not None:
+        launch_hopper_few_rows(x, weight, add, out, cut, **around)
+        return out
     tiles = tiles or tiles_for(m, n, k, gated=gated, width=x.element_size())
     if arrivals is None:
         tiles = tiles._replace(splits=1)

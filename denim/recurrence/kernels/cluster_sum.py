@@ -1,14 +1,9 @@
-"""Sums over the programs of a cluster, on Hopper: a number of each warp, brought to all of them.
+"""Sums over the programs of a cluster (`cluster`), on Hopper: a number of each warp, brought to all of them.
 
-The programs of a cluster (`num_ctas`) run at the same time and reach each other's shared memory. Every warp
-has a word in every program: `give` writes it there, and the write itself counts at a barrier of the program
-that receives it; `take` waits there for all words and adds them. A number so needs one way between
-multiprocessors, no fence, and nothing in memory that a launch could leave behind.
+Every warp has a word in the place of every program: `give` writes it there; `take` waits there for all words
+and adds them. One sum a launch.
 
-Who has taken knows that all others have given, and so that they have loaded whatever their numbers depend on.
-A program that has taken may end: nobody writes to it any more. One sum a launch.
-
-Instructions: PTX ISA, `st.async`, `mbarrier`, `barrier.cluster`. Gluon has no names for them in Triton 3.6.
+Instructions: PTX ISA, `st.async`, `mapa`. Gluon has no names for them in Triton 3.6.
 """
 
 from __future__ import annotations
@@ -17,24 +12,7 @@ from triton import constexpr_function
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-
-@constexpr_function
-def _opening(words):
-    return f"""{{
-        .shared .align 16 .b32 cluster_words[{words}];
-        .shared .align 8 .b64 cluster_barrier;
-        .reg .pred first;
-        .reg .b32 thread;
-        .reg .b64 phase;
-        mov.u32 $0, cluster_words;
-        mov.u32 $1, cluster_barrier;
-        mov.u32 thread, %tid.x;
-        setp.eq.u32 first, thread, 0;
-        @first mbarrier.init.shared::cta.b64 [$1], 1;
-        @first fence.mbarrier_init.release.cluster;
-        @first mbarrier.arrive.expect_tx.shared::cta.b64 phase, [$1], {4 * words};
-        barrier.cluster.arrive.relaxed.aligned;
-        }}"""
+from denim.recurrence.kernels.cluster import open_place
 
 
 @constexpr_function
@@ -92,16 +70,8 @@ def _taking(warps, addends):
 
 @gluon.jit
 def open_sum(programs: gl.constexpr):
-    """A place for a sum over a cluster of so many programs, for `give` and `take`. `meet` must follow."""
-    opening: gl.constexpr = _opening(programs * gl.num_warps())
-    return gl.inline_asm_elementwise(opening, "=r,=r", [], (gl.int32, gl.int32), is_pure=False, pack=1)
-
-
-@gluon.jit
-def meet():
-    """Wait until all programs of the cluster have opened: before the first gives, and before any ends."""
-    met: gl.constexpr = "barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;"
-    gl.inline_asm_elementwise(met, "=r", [], gl.int32, is_pure=False, pack=1)
+    """A place for a sum over a cluster of so many programs, for `give` and `take`; see `open_place`."""
+    return open_place(4 * programs * gl.num_warps())
 
 
 @gluon.jit

@@ -20,7 +20,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra import cuda as tl_cuda
 
-from denim.recurrence.kernels.cluster_sum import give, meet, open_sum, take
+from denim.recurrence.kernels.cluster import meet, over
+from denim.recurrence.kernels.cluster_sum import give, open_sum, take
 from denim.recurrence.kernels.delta_inputs import DeltaInputs
 from denim.recurrence.kernels.delta_token import convolve, log_decay_of
 from denim.recurrence.kernels.exponentials import exp, sigmoid
@@ -53,21 +54,14 @@ def programs_of(heads: int, group: int, vector_decay: bool) -> int:
 
 
 @constexpr_function
-def _over(programs, dims, dim=None):
-    """How a cluster divides a tensor of `dims` dimensions: along `dim`, or every program has all of it."""
-    bits = programs.bit_length() - 1
-    return [[2**bit if i == dim else 0 for i in range(dims)] for bit in range(bits)]
-
-
-@constexpr_function
 def _layout(size, lanes, warps, programs, dim=None):
     dims = len(size)
-    return gl.BlockedLayout(size, lanes, warps, [*range(dims)][::-1], _over(programs, dims, dim))
+    return gl.BlockedLayout(size, lanes, warps, [*range(dims)][::-1], over(programs, dims, dim))
 
 
 @constexpr_function
 def _plain(dims, programs):
-    return gl.SwizzledSharedLayout(1, 1, 1, [*range(dims)][::-1], _over(programs, dims))
+    return gl.SwizzledSharedLayout(1, 1, 1, [*range(dims)][::-1], over(programs, dims))
 
 
 @gluon.jit
