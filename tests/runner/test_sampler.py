@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from denim.errors import RequestError
-from denim.runner.sampler import NO_TOKEN, Sampler, SampleResult, SamplingState
+from denim.runner.landing import SampleResult
+from denim.runner.sampler import NO_TOKEN, Sampler, SamplingState
 from denim.sampling_params import SamplingParams
 
 VOCAB = 300
