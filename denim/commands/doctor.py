@@ -38,7 +38,7 @@ def examine() -> dict[str, Any]:
     from denim.layers.fp8_linear import multiplies_blocks
     from denim.layers.linear import can_pack
     from denim.layers.paged_attention import attention_backend
-    from denim.recurrence.backend import PEERS, decode_backend, faster_on, installed, prefill_backend
+    from denim.recurrence.backend import PEERS, faster_on, installed, rule_backend
 
     memory = psutil.virtual_memory()
     device = choose_device("auto")
@@ -55,8 +55,8 @@ def examine() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "devices": [_device(index) for index in range(torch.cuda.device_count())],
         "chosen_device": str(device),
-        "decode_backend": decode_backend(device.type),
-        "prefill_backend": prefill_backend(device.type),
+        "decode_backend": rule_backend(device.type),
+        "prefill_backend": rule_backend(device.type),
         "recurrence_peers": [name for name in PEERS if on_cuda and installed(name)],
         "long_delta_prefill": faster._asdict() if faster else None,
         "attention_backend": attention_backend("auto", (), dtype=torch.bfloat16, device_type=device.type),

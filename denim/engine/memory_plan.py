@@ -15,7 +15,7 @@ from denim.engine.options import EngineOptions
 from denim.errors import ConfigError
 from denim.ledger.deferred import deferred_cost, ring_length
 from denim.memory.layout import ArenaLayout
-from denim.recurrence.backend import TRITON, decode_backend
+from denim.recurrence.backend import TRITON, rule_backend
 from denim.spec.model import ModelSpec
 
 log = logging.getLogger("denim")
@@ -46,7 +46,7 @@ def _chosen(options: EngineOptions, spec: ModelSpec, device: torch.device) -> tu
             )
         return _plan(options, spec, device, wish, FORCED_FROM)
     plain = _plan(options, spec, device)
-    fused = decode_backend(device.type, options.recurrence_backend) == TRITON
+    fused = rule_backend(device.type, options.recurrence_backend) == TRITON
     length = ring_length(spec)
     if wish is None or not fused or not length or plain[1].max_num_seqs < RECORD_FROM:
         return plain

@@ -1,6 +1,7 @@
 """The batch: everything that the layers need to know about one step, as tensors.
 
-Owns the record of a step's spans, packed into one row of tokens, and the reads of slots that layers share.
+Owns the record of a step's spans, packed into one row of tokens, how a layer parts them into decode rows and
+sequences, and the reads of slots that layers share.
 Made by the runner from a step plan; layers read it and nothing else: no global context. Knows the device
 views of pages and slots only through `memory`.
 
@@ -10,7 +11,7 @@ behind them are sequences of any length, which may begin from a slot that they d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -95,6 +96,19 @@ class StepBatch:
     @property
     def num_decode(self) -> int:
         return len(self.decode_slots)
+
+    def by_form(
+        self, decode: Callable[..., Tensor], prefill: Callable[..., Tensor], *projected: Tensor
+    ) -> Tensor:
+        """What a linear layer's two forms make of its projections, each [T, ...]: [T, ...]. `decode` gets the
+        decode rows of each and this batch, `prefill` the tokens behind them."""
+        rows = self.num_decode
+        if rows == len(projected[0]):
+            return decode(*projected, self)
+        if not rows:
+            return prefill(*projected, self)
+        first = decode(*[part[:rows] for part in projected], self)
+        return torch.cat((first, prefill(*[part[rows:] for part in projected], self)))
 
     @cached_property
     def prefill_cu_seqlens(self) -> list[int]:

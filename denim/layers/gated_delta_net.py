@@ -19,9 +19,8 @@ from denim.recurrence.backend import (
     AUTO,
     TRITON,
     DeltaPrefill,
-    decode_backend,
     delta_prefill_backend,
-    prefill_backend,
+    rule_backend,
 )
 from denim.recurrence.backends import gated_delta_by
 from denim.recurrence.chunk_table import ChunkTable
@@ -80,17 +79,9 @@ class GatedDeltaNetLayer(nn.Module):
         """x: [T, hidden] -> [T, hidden]: add + mixer(norm(x)), see `Linear.project`; reads every
         span's slot, writes its `slot_out`."""
         projected = self.in_proj.project(x, norm=norm)
-        rows = batch.num_decode
-        parts = []
-        if rows:
-            fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
-            decode = self._decode_fused if fused else self._decode
-            parts.append(decode(projected[:rows], batch))
-        if rows < len(x):
-            fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
-            prefill = self._prefill_fused if fused else self._prefill
-            parts.append(prefill(projected[rows:], batch))
-        return self.out.project(parts[0] if len(parts) == 1 else torch.cat(parts), add=add)
+        fused = rule_backend(x.device.type, self.recurrence_backend) == TRITON
+        forms = (self._decode_fused, self._prefill_fused) if fused else (self._decode, self._prefill)
+        return self.out.project(batch.by_form(*forms, projected), add=add)
 
     def _decode_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
         """What `_decode` does, as one kernel."""

@@ -16,7 +16,7 @@ from denim.layers.delta_step import delta_step
 from denim.layers.linear import Linear
 from denim.layers.norm import GatedRMSNorm
 from denim.recurrence.arrivals import new_arrivals
-from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
+from denim.recurrence.backend import AUTO, TRITON, rule_backend
 from denim.recurrence.gated_delta import gated_delta_chunked, l2norm
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import KimiDelta
@@ -81,17 +81,9 @@ class KimiDeltaLayer(nn.Module):
         qkv, b, f, g = self.in_proj(x).split(self.rows, dim=-1)
         f = f if self.decay_up is None else self.decay_up(f)
         g = g if self.gate_up is None else self.gate_up(g)
-        rows = batch.num_decode
-        parts = []
-        if rows:
-            fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
-            decode = self._decode_fused if fused else self._decode
-            parts.append(decode(qkv[:rows], b[:rows], f[:rows], g[:rows], batch))
-        if rows < len(x):
-            fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
-            prefill = self._prefill_fused if fused else self._prefill
-            parts.append(prefill(qkv[rows:], b[rows:], f[rows:], g[rows:], batch))
-        return self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
+        fused = rule_backend(x.device.type, self.recurrence_backend) == TRITON
+        forms = (self._decode_fused, self._prefill_fused) if fused else (self._decode, self._prefill)
+        return self.out(batch.by_form(*forms, qkv, b, f, g))
 
     def _gated(self, out: Tensor, g: Tensor) -> Tensor:
         """[T, H, d_v] and its gate [T, H * d_v] -> [T, H * d_v]."""

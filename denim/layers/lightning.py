@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import RMSNorm
-from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
+from denim.recurrence.backend import AUTO, TRITON, rule_backend
 from denim.recurrence.gated_accumulation import gated_accumulation_chunked, gated_accumulation_step
 from denim.spec.linear import Lightning
 
@@ -66,17 +66,9 @@ class LightningLayer(nn.Module):
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
         """x: [T, hidden] -> [T, hidden]; reads every span's slot, writes its `slot_out`."""
         projected = self.in_proj(x)
-        rows = batch.num_decode
-        parts = []
-        if rows:
-            fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
-            decode = self._decode_fused if fused else self._decode
-            parts.append(decode(projected[:rows], batch))
-        if rows < len(x):
-            fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
-            prefill = self._prefill_fused if fused else self._prefill
-            parts.append(prefill(projected[rows:], batch))
-        return self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
+        fused = rule_backend(x.device.type, self.recurrence_backend) == TRITON
+        forms = (self._decode_fused, self._prefill_fused) if fused else (self._decode, self._prefill)
+        return self.out(batch.by_form(*forms, projected))
 
     def _decode_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
         """What `_decode` does, as two kernels."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import RMSNorm
-from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
+from denim.recurrence.backend import AUTO, TRITON, rule_backend
 from denim.recurrence.selective_scan import selective_scan_chunked, selective_scan_step
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import Mamba1
@@ -77,17 +77,9 @@ class Mamba1Layer(nn.Module):
         if self.in_bias is not None:
             projected = projected + self.in_bias
         inner, z = projected.chunk(2, dim=-1)
-        rows = batch.num_decode
-        parts = []
-        if rows:
-            fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
-            decode = self._decode_fused if fused else self._decode
-            parts.append(decode(inner[:rows], z[:rows], batch))
-        if rows < len(x):
-            fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
-            prefill = self._prefill_fused if fused else self._prefill
-            parts.append(prefill(inner[rows:], z[rows:], batch))
-        out = self.out(parts[0] if len(parts) == 1 else torch.cat(parts))
+        fused = rule_backend(x.device.type, self.recurrence_backend) == TRITON
+        forms = (self._decode_fused, self._prefill_fused) if fused else (self._decode, self._prefill)
+        out = self.out(batch.by_form(*forms, inner, z))
         return out if self.out_bias is None else out + self.out_bias
 
     def _decode_fused(self, inner: Tensor, z: Tensor, batch: StepBatch) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.linear import Linear
 from denim.layers.norm import GroupedGatedRMSNorm
-from denim.recurrence.backend import AUTO, TRITON, decode_backend, prefill_backend
+from denim.recurrence.backend import AUTO, TRITON, rule_backend
 from denim.recurrence.gated_accumulation import gated_accumulation_chunked, gated_accumulation_step
 from denim.recurrence.short_conv import short_conv, short_conv_step
 from denim.spec.linear import Mamba2
@@ -104,17 +104,9 @@ class Mamba2Layer(nn.Module):
             projected = projected + self.in_bias
         if self.projection_scales is not None:
             projected = projected * self.projection_scales
-        rows = batch.num_decode
-        parts = []
-        if rows:
-            fused = decode_backend(x.device.type, self.recurrence_backend) == TRITON
-            decode = self._decode_fused if fused else self._decode
-            parts.append(decode(projected[:rows], batch))
-        if rows < len(x):
-            fused = prefill_backend(x.device.type, self.recurrence_backend) == TRITON
-            prefill = self._prefill_fused if fused else self._prefill
-            parts.append(prefill(projected[rows:], batch))
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)
+        fused = rule_backend(x.device.type, self.recurrence_backend) == TRITON
+        forms = (self._decode_fused, self._prefill_fused) if fused else (self._decode, self._prefill)
+        y = batch.by_form(*forms, projected)
         out = self.out(y)
         return out if self.out_bias is None else out + self.out_bias
 

@@ -103,19 +103,15 @@ def check_wish(wish: str, device_type: str) -> None:
         )
 
 
-def decode_backend(device_type: str, wish: str = AUTO) -> str:
-    """TORCH or TRITON: what takes the decode rows of a linear layer on this type of device.
+def rule_backend(device_type: str, wish: str = AUTO) -> str:
+    """TORCH or TRITON: what takes a linear layer on this type of device, decode rows and sequences alike.
 
-    The same for every rule. A wish for a peer concerns prefill alone: none of them is faster for one token.
+    The same for every rule. A wish for a peer concerns prefill of the gated delta rule alone
+    (`delta_prefill_backend`): none of them is faster for one token.
     """
     if device_type != "cuda" or wish == TORCH or not installed(TRITON):
         return TORCH
     return TRITON
-
-
-def prefill_backend(device_type: str, wish: str = AUTO) -> str:
-    """TORCH or TRITON: what takes the sequences of a linear layer, for every rule."""
-    return decode_backend(device_type, wish)
 
 
 def faster_on(capability: tuple[int, int]) -> Faster | None:

@@ -11,7 +11,7 @@ import torch
 
 from denim.memory.storage import Storage
 from denim.recurrence import deferred
-from denim.recurrence.backend import TRITON, decode_backend
+from denim.recurrence.backend import TRITON, rule_backend
 from denim.recurrence.deferred import Ring
 from denim.spec.mixers import RECORD_ROLES
 
@@ -20,7 +20,7 @@ def flush_slots(storage: Storage, pending: Mapping[int, int]) -> None:
     """`pending`: slot -> its records. Does not wait for the device."""
     device = storage.buffer.device
     flush = deferred.flush
-    if decode_backend(device.type) == TRITON:
+    if rule_backend(device.type) == TRITON:
         from denim.recurrence.kernels.flush_ring import flush
     slots = torch.tensor(list(pending), dtype=torch.int64)
     counts = torch.tensor(list(pending.values()), dtype=torch.int32)

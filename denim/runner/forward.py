@@ -18,7 +18,7 @@ from denim.layers.paged_attention import StepLimits, attention_backend, attentio
 from denim.memory.layout import PAGE
 from denim.memory.storage import Storage
 from denim.models.family import Model
-from denim.recurrence.backend import TRITON, decode_backend
+from denim.recurrence.backend import TRITON, rule_backend
 from denim.runner.packing import HostStep, arrange, one_further, pack, sender
 from denim.runner.plan import NO_ROWS, DecodeRows, Span
 from denim.runner.step_graphs import GraphOutput, StepGraphs
@@ -62,7 +62,7 @@ class Forward:
         )
         # Plain torch forms read index tensors on the host, or know no padding.
         wishes = {getattr(module, "recurrence_backend", TRITON) for module in model.modules()}
-        kernels = all(decode_backend(device.type, wish) == TRITON for wish in wishes)
+        kernels = all(rule_backend(device.type, wish) == TRITON for wish in wishes)
         capturable = device.type == "cuda" and (self.attention is not None or not shapes) and kernels
         # All of them write the states that are wanted inside a sequence (`Span.saves`); plain forms do not.
         self.saves_inside = device.type == "cuda" and kernels

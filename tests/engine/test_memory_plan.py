@@ -36,7 +36,7 @@ def test_the_start_up_line_says_so() -> None:
 
 
 def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_plan, "decode_backend", lambda *_: memory_plan.TRITON)
+    monkeypatch.setattr(memory_plan, "rule_backend", lambda *_: memory_plan.TRITON)
     length = ring_length(QWEN_08B)
     assert records(deferred_writes="auto", max_num_seqs=64) == length
     options = EngineOptions.of(memory="2GiB", max_model_len=64, max_num_seqs=64)

@@ -68,7 +68,7 @@ def test_prefill_in_kernels_equals_the_plain_form(name: str, monkeypatch: pytest
         found = []
         for memory, form in ((plain, backend.TORCH), (kernels, backend.TRITON)):
             module = type(layer).__module__
-            monkeypatch.setattr(f"{module}.prefill_backend", lambda *_, form=form: form)
+            monkeypatch.setattr(f"{module}.rule_backend", lambda *_, form=form: form)
             found.append(layer(x, batch_of(spans, memory, device=DEVICE)))
         torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=2e-5)
     for role, tensor in plain.tensors.items():

@@ -87,8 +87,7 @@ def test_kernels_equal_the_plain_form(name: str, monkeypatch: pytest.MonkeyPatch
         x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(step)).to(DEVICE)
         found = []
         for memory, form in ((plain, backend.TORCH), (kernels, backend.TRITON)):
-            for choice in ("decode_backend", "prefill_backend"):
-                monkeypatch.setattr(f"{type(layer).__module__}.{choice}", lambda *_, form=form: form)
+            monkeypatch.setattr(f"{type(layer).__module__}.rule_backend", lambda *_, form=form: form)
             found.append(layer(x, batch_of(spans, memory, device=DEVICE)))
         torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=2e-5)
     for role, tensor in plain.tensors.items():

@@ -17,9 +17,8 @@ from denim.recurrence.backend import (
     DeltaPrefill,
     can,
     check_wish,
-    decode_backend,
     delta_prefill_backend,
-    prefill_backend,
+    rule_backend,
 )
 
 HOPPER = (9, 0)
@@ -39,23 +38,22 @@ def none_installed(monkeypatch):
 
 
 def test_a_cpu_has_torch_alone(all_installed):
-    assert decode_backend("cpu") == prefill_backend("cpu") == TORCH
+    assert rule_backend("cpu") == TORCH
 
 
 def test_cuda_has_triton_where_it_is_installed(all_installed):
-    assert decode_backend("cuda") == prefill_backend("cuda") == TRITON
-    assert decode_backend("cuda", TORCH) == prefill_backend("cuda", TORCH) == TORCH
+    assert rule_backend("cuda") == TRITON
+    assert rule_backend("cuda", TORCH) == TORCH
 
 
 def test_cuda_without_triton_runs_torch(none_installed):
-    assert decode_backend("cuda") == prefill_backend("cuda") == TORCH
+    assert rule_backend("cuda") == TORCH
 
 
 @pytest.mark.parametrize("wish", PEERS)
 def test_a_peer_that_is_wished_for_takes_prefill_alone(all_installed, wish):
     assert delta_prefill_backend(wish, CALL) == wish
-    assert prefill_backend("cuda", wish) == TRITON  # rules that no peer has
-    assert decode_backend("cuda", wish) == TRITON
+    assert rule_backend("cuda", wish) == TRITON  # decode, and rules that no peer has
 
 
 @pytest.mark.parametrize(

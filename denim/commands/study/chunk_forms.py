@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from denim.commands.study.drift import RuleInputs
-from denim.recurrence.backend import TRITON, prefill_backend
+from denim.recurrence.backend import TRITON, rule_backend
 from denim.recurrence.chunk_table import NO_SLOT, ChunkTable
 from denim.recurrence.gated_delta import gated_delta_chunked, l2norm
 
@@ -29,7 +29,7 @@ def forms_on(
     beta = torch.rand(tokens, heads, generator=generator)
     inputs = RuleInputs(*(x.to(device) for x in (l2norm(q), l2norm(k), v, log_decay, beta)))
     forms = {"torch, float32": _plain(inputs, chunks)}
-    if prefill_backend(device.type) == TRITON:
+    if rule_backend(device.type) == TRITON:
         forms["triton, bfloat16"] = _kernels(inputs, chunks)
     return forms
 

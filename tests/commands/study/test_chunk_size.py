@@ -28,7 +28,7 @@ def test_flops_grow_and_serial_steps_fall_with_the_chunk() -> None:
 
 
 def test_kernels_take_the_chunks_they_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_forms, "prefill_backend", lambda device_type: chunk_forms.TRITON)
+    monkeypatch.setattr(chunk_forms, "rule_backend", lambda device_type: chunk_forms.TRITON)
     forms = chunk_forms.forms_on(torch.device("cpu"), 2, 16, 40, CHUNKS)
     assert list(forms["torch, float32"]) == list(CHUNKS)
     assert list(forms["triton, bfloat16"]) == [16, 32, 64]
