@@ -107,24 +107,19 @@ def attention_backend(
     *,
     dtype: torch.dtype,
     device_type: str,
-    has_triton: bool | None = None,
-    has_flashinfer: bool | None = None,
 ) -> str:
     """TORCH, TRITON or FLASHINFER for `wanted`, one of BACKENDS. "auto" is Triton wherever that runs:
     on an H200 FlashInfer was nowhere faster, and its plan costs the host every step (docs/attention.md).
 
-    has_triton, has_flashinfer: whether they are there, None: whether they are installed. Raises ConfigError
-    when `wanted` cannot serve these shapes, dtype of queries or device ("cpu", "cuda")."""
-    has_triton = installed(TRITON) if has_triton is None else has_triton
-    has_flashinfer = installed(FLASHINFER) if has_flashinfer is None else has_flashinfer
+    Raises ConfigError when `wanted` cannot serve these shapes, dtype of queries or device ("cpu", "cuda")."""
     no_triton = None
     if device_type != "cuda":
         no_triton = f"needs a CUDA device; this one is {device_type!r}"
-    elif not has_triton:
+    elif not installed(TRITON):
         no_triton = "needs Triton, which is not installed"
     others = sorted({shape.dim for shape in shapes if not shape.extra} - set(FLASHINFER_HEAD_DIMS))
     no_flashinfer = no_triton
-    if no_triton is None and not has_flashinfer:
+    if no_triton is None and not installed(FLASHINFER):
         no_flashinfer = "is not installed; pip install flashinfer-python"
     elif no_triton is None and dtype not in FLASHINFER_DTYPES:
         no_flashinfer = f"computes in bfloat16 or float16, not in {dtype}"

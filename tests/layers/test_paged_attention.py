@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from denim.errors import ConfigError
+from denim.layers import paged_attention as module
 from denim.layers.paged_attention import AttentionShape, attention_backend, attention_shapes, paged_attention
 from denim.layers.paged_attention import StepLimits as Limits
 from denim.spec import embedded_model
@@ -21,18 +22,25 @@ WIDE, ODD, LATENT = AttentionShape(8, 2, 256), AttentionShape(8, 2, 96), Attenti
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-def chosen(
-    wanted: str, *shapes: AttentionShape, dtype: torch.dtype = BF16, device: str = "cuda", **there: bool
-) -> str:
-    there = {"has_triton": True, "has_flashinfer": True} | there
-    return attention_backend(wanted, shapes, dtype=dtype, device_type=device, **there)
+@pytest.fixture(autouse=True)
+def missing(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Libraries that are not installed: none, if a test does not add some."""
+    names: set[str] = set()
+    monkeypatch.setattr(module, "installed", lambda name: name not in names)
+    return names
 
 
-def test_auto_takes_what_is_there() -> None:
+def chosen(wanted: str, *shapes: AttentionShape, dtype: torch.dtype = BF16, device: str = "cuda") -> str:
+    return attention_backend(wanted, shapes, dtype=dtype, device_type=device)
+
+
+def test_auto_takes_what_is_there(missing: set[str]) -> None:
     assert chosen("auto", WIDE, device="cpu") == "torch"
-    assert chosen("auto", WIDE, has_triton=False) == "torch"
-    assert chosen("auto", WIDE, dtype=FP32) == chosen("auto", ODD) == "triton"
-    assert chosen("auto", WIDE) == chosen("auto", WIDE, has_flashinfer=False) == "triton"
+    assert chosen("auto", WIDE) == chosen("auto", WIDE, dtype=FP32) == chosen("auto", ODD) == "triton"
+    missing.add("flashinfer")
+    assert chosen("auto", WIDE) == "triton"
+    missing.add("triton")
+    assert chosen("auto", WIDE) == "torch"
 
 
 def test_forced() -> None:
@@ -44,8 +52,6 @@ def test_forced() -> None:
     ("wanted", "shape", "given", "reason"),
     [
         ("triton", WIDE, {"device": "cpu"}, "needs a CUDA device"),
-        ("triton", WIDE, {"has_triton": False}, "needs Triton"),
-        ("flashinfer", WIDE, {"has_flashinfer": False}, "pip install flashinfer-python"),
         ("flashinfer", WIDE, {"dtype": FP32}, "not in torch.float32"),
         ("flashinfer", ODD, {}, "no kernels for heads of 96"),
     ],
@@ -53,6 +59,15 @@ def test_forced() -> None:
 def test_refused(wanted: str, shape: AttentionShape, given: dict, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         chosen(wanted, shape, **given)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"), [("triton", "needs Triton"), ("flashinfer", "pip install flashinfer-python")]
+)
+def test_refused_where_it_is_not_installed(wanted: str, reason: str, missing: set[str]) -> None:
+    missing.add(wanted)
+    with pytest.raises(ConfigError, match=reason):
+        chosen(wanted, WIDE)
 
 
 def test_shapes_of_a_model() -> None:

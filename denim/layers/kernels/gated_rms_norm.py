@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.recurrence.kernels.overlap import overlaps
+from denim.recurrence.kernels.overlap import launch_options, overlaps
 
 # Elements of a program: 16 a thread, two loads of 16 bytes of bf16 from each of x and gate.
 BLOCK = 2048
@@ -76,6 +76,6 @@ def gated_rms_norm(x: Tensor, gate: Tensor, scale: Tensor, eps: float, *, sigmoi
         sigmoid=sigmoid,
         overlap=overlap,
         num_warps=4,
-        **({"launch_pdl": True} if overlap else {}),
+        **launch_options(overlap),
     )
     return out

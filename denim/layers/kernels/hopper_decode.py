@@ -26,7 +26,6 @@ from triton.language.extra import cuda as tl_cuda
 
 from denim.layers.kernels.hopper_pages import (
     COLUMNS,
-    LOG2_E,
     add,
     added_up,
     barrier,
@@ -37,6 +36,7 @@ from denim.layers.kernels.hopper_pages import (
     split_of,
 )
 from denim.layers.kernels.split_keys import Cut, Workspace
+from denim.recurrence.kernels.exponentials import LOG2_E
 
 KEYS = gl.constexpr(64)  # of a block: the height of wgmma
 ROWS = 256  # rows that a program looks at together
@@ -365,8 +365,8 @@ def hopper_decode(
 
     q, gate: [R, heads, dim], heads dense; kv: a layer's view of all pages, see `hopper_pages.suits`. kv_lens
     [R], page_indptr [R + 1], page_ids: int32. out: [R, heads, dim]; gate: its sigmoid multiplies the result.
-    `wave`: into how many units a row alone is cut at most, none shorter than `least_split`. The workspace has
-    room for `kept_floats`. Products in q's dtype with fp32 sums, softmax in fp32.
+    The workspace has room for the units that are split. Products in q's dtype with fp32 sums, softmax in
+    fp32.
     """
     rows, heads, dim = q.shape
     _, _, page_size, kv_heads, _ = kv.shape

@@ -15,9 +15,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from denim.layers.kernels import split_keys
+from denim.recurrence.kernels.exponentials import LOG2_E
 from denim.recurrence.kernels.hopper import on_hopper
 
-LOG2_E = gl.constexpr(1.4426950408889634)
 COLUMNS = gl.constexpr(64)  # of a piece: 128 bytes of 16-bit numbers
 
 # The barrier of a program's warps has another name in Triton 3.6.

@@ -26,7 +26,6 @@ from triton.language.extra import cuda as tl_cuda
 
 from denim.layers.kernels.hopper_pages import (
     COLUMNS,
-    LOG2_E,
     add,
     added_up,
     barrier,
@@ -37,6 +36,7 @@ from denim.layers.kernels.hopper_pages import (
     split_of,
 )
 from denim.layers.kernels.split_keys import Cut, Workspace, most_units
+from denim.recurrence.kernels.exponentials import LOG2_E
 
 GROUP_ROWS = gl.constexpr(64)  # rows of one group of warps: the height of wgmma
 ROWS = gl.constexpr(2 * GROUP_ROWS.value)
@@ -431,9 +431,8 @@ def hopper_segments(
 
     q, gate: [T, heads, dim], heads dense; kv: a layer's view of all pages, see `hopper_pages.suits`. q_indptr
     [N + 1], page_indptr [N + 1], kv_lens [N], page_ids: int32; the offsets may begin anywhere. out: [T,
-    heads, dim]; gate: its sigmoid multiplies the result. The
-    workspace has room for the units that are split. Products in q's dtype with fp32 sums, softmax in
-    fp32.
+    heads, dim]; gate: its sigmoid multiplies the result. The workspace has room for the units that are split.
+    Products in q's dtype with fp32 sums, softmax in fp32.
     """
     heads, dim = q.shape[1:]
     _, _, page_size, kv_heads, _ = kv.shape

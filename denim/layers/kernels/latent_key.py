@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.recurrence.kernels.overlap import overlaps
+from denim.recurrence.kernels.overlap import launch_options, overlaps
 
 
 @triton.jit
@@ -119,5 +119,5 @@ def latent_key(
         block_half=triton.next_power_of_2(max(half, 1)),
         overlap=overlap,
         num_warps=2,
-        **({"launch_pdl": True} if overlap else {}),
+        **launch_options(overlap),
     )

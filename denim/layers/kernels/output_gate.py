@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.recurrence.kernels.overlap import overlaps
+from denim.recurrence.kernels.overlap import launch_options, overlaps
 
 BLOCK = 1024  # elements of a program: 16 bytes of bf16 for each of 128 threads
 
@@ -51,5 +51,5 @@ def gate_output(out: Tensor, gate: Tensor) -> None:
         width=heads * dim,
         block=BLOCK,
         overlap=overlap,
-        **({"launch_pdl": True} if overlap else {}),
+        **launch_options(overlap),
     )

@@ -21,9 +21,9 @@ from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
 from denim.layers.kernels.split_keys import LEAST_DOT, Cut, Workspace, cdiv, split_of
-from denim.recurrence.kernels.overlap import overlaps
+from denim.recurrence.kernels.exponentials import LOG2_E
+from denim.recurrence.kernels.overlap import launch_options, overlaps
 
-LOG2_E = 1.4426950408889634
 MERGE_ROWS = 16  # rows whose partial sums are added up at one time
 MERGE_NUMBERS = 64  # of partial sums in registers of one thread meanwhile
 MERGE_SPLITS = 8  # whose loads are on their way at one time: enough to hide them, and each is code of its own
@@ -383,7 +383,7 @@ def attend_pages(
         page_indptr,
         *workspace,
         len(kv_lens),
-        scale * LOG2_E,
+        scale * LOG2_E.value,
         cut.wave,
         q.stride(0),
         q.stride(1),
@@ -416,5 +416,5 @@ def attend_pages(
         overlap=overlap,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **({"launch_pdl": True} if overlap else {}),
+        **launch_options(overlap),
     )

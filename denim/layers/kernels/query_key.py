@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.recurrence.kernels.overlap import overlaps
+from denim.recurrence.kernels.overlap import launch_options, overlaps
 
 ELEMENTS = 1024  # of a tile of several tokens: 8 for each thread of 4 warps
 FEW_TOKENS = 16  # up to which a program takes one: there are too few to fill a device otherwise
@@ -184,6 +184,6 @@ def query_key(
         block_d=block_d,
         overlap=overlap,
         num_warps=1 if block_t == 1 else 4,
-        **({"launch_pdl": True} if overlap else {}),
+        **launch_options(overlap),
     )
     return out

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as tl_cuda
 
-from denim.recurrence.kernels.overlap import overlaps
+from denim.recurrence.kernels.overlap import launch_options, overlaps
 
 ROWS = 16  # positions of a program
 
@@ -58,6 +58,6 @@ def rotary_angles(
         rows=ROWS,
         block=triton.next_power_of_2(half),
         overlap=overlap,
-        **({"launch_pdl": True} if overlap else {}),
+        **launch_options(overlap),
     )
     return cos, sin
