@@ -32,8 +32,8 @@ from denim.layers.kernels.hopper_pages import (
     bring_block,
     clear_behind,
     page_rows,
-    sigmoid_of,
     split_of,
+    write,
 )
 from denim.layers.kernels.split_keys import Cut, Workspace
 from denim.recurrence.kernels.exponentials import LOG2_E
@@ -132,9 +132,7 @@ def _attend_units(
     k_full, v_full, free = barriers
     kv_lens_ptr, num_rows, wave = lists
     partial_ptr, stats_ptr, counters_ptr = workspace
-    q_token_stride, q_head_stride, out_token_stride, out_head_stride, gate_token_stride, gate_head_stride = (
-        strides
-    )
+    q_token_stride, q_head_stride, _, _, _, _ = strides
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     pieces: gl.constexpr = dim // COLUMNS
     layout: gl.constexpr = gl.BlockedLayout([max_rows // 128], [32], [4], [0])
@@ -208,11 +206,7 @@ def _attend_units(
         head = kv_head * group + g
         if splits == 1:
             out = acc / total[None, :]
-            if gated:
-                gate_at = token * gate_token_stride + (head * gate_head_stride)[None, :] + d[:, None]
-                out = out * sigmoid_of(gate_ptr, gate_at, inside)
-            out_at = token * out_token_stride + (head * out_head_stride)[None, :] + d[:, None]
-            gl.store(out_ptr + out_at, out.to(dtype), mask=inside)
+            write((gate_ptr, out_ptr), strides, out, (token, head[None, :]), d[:, None], inside, gated)
         else:
             # Places in the workspace: one a unit, KV head and query head; the row's counter is at its first.
             first = kept_before * kv_heads + kv_head
@@ -242,11 +236,7 @@ def _attend_units(
                 )
                 r_head = kv_head * group + r
                 mask = (r < group)[:, None] & (e < dim)[None, :]
-                if gated:
-                    gate_at = token * gate_token_stride + (r_head * gate_head_stride)[:, None] + e[None, :]
-                    r_out = r_out * sigmoid_of(gate_ptr, gate_at, mask)
-                out_at = token * out_token_stride + (r_head * out_head_stride)[:, None] + e[None, :]
-                gl.store(out_ptr + out_at, r_out.to(dtype), mask=mask)
+                write((gate_ptr, out_ptr), strides, r_out, (token, r_head[:, None]), e[None, :], mask, gated)
 
 
 # A variant of the kernel for every length of a list or place in it would be compiled otherwise.

@@ -1,4 +1,4 @@
-"""What the attention kernels for Hopper share: pages as TMA sees them, and where a span's work begins.
+"""What the attention kernels for Hopper share: pages as TMA sees them, sums of partial sums, and the output.
 
 Owns the layout in shared memory. A page's keys (or values) of one KV head are [page_size, dim], and TMA
 brings them in pieces of [page_size, 64], 128 bytes a row, the width of the swizzle that wgmma reads. The
@@ -76,9 +76,19 @@ def clear_behind(smem, s, left, keys: gl.constexpr, dim: gl.constexpr, dtype: gl
 
 
 @gluon.jit
-def sigmoid_of(gate_ptr, at, mask):
-    gate = gl.load(gate_ptr + at, mask=mask, other=0.0).to(gl.float32)
-    return 1.0 / (1.0 + gl.exp2(-LOG2_E * gate))
+def write(strips, strides, result, here, d, mask, gated: gl.constexpr):
+    """Rows of the result, times the sigmoid of the gate. strips: pointers to gate and output; here: token and
+    head of each row; d: their numbers. All of these spread over the result's shape."""
+    gate_ptr, out_ptr = strips
+    _, _, out_token_stride, out_head_stride, gate_token_stride, gate_head_stride = strides
+    token, head = here
+    token = token.to(gl.int64)
+    if gated:
+        gate_at = token * gate_token_stride + head * gate_head_stride + d
+        gate = gl.load(gate_ptr + gate_at, mask=mask, other=0.0).to(gl.float32)
+        result = result * (1.0 / (1.0 + gl.exp2(-LOG2_E * gate)))
+    out_at = token * out_token_stride + head * out_head_stride + d
+    gl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @gluon.jit

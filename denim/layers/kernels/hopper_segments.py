@@ -32,8 +32,8 @@ from denim.layers.kernels.hopper_pages import (
     bring_block,
     clear_behind,
     page_rows,
-    sigmoid_of,
     split_of,
+    write,
 )
 from denim.layers.kernels.split_keys import Cut, Workspace, most_units
 from denim.recurrence.kernels.exponentials import LOG2_E
@@ -126,34 +126,6 @@ def _next_block(
 
 
 @gluon.jit
-def _write(
-    strips,
-    strides,
-    result,
-    begin,
-    row,
-    there,
-    kv_head,
-    group: gl.constexpr,
-    dim: gl.constexpr,
-    gated: gl.constexpr,
-    layout: gl.constexpr,
-):
-    """Rows of the result, whose number (token, head of the group) in the span is given."""
-    gate_ptr, out_ptr = strips
-    _, _, out_token_stride, out_head_stride, gate_token_stride, gate_head_stride = strides
-    d = gl.arange(0, dim, layout=gl.SliceLayout(0, layout))
-    token = (begin + row // group).to(gl.int64)
-    head = kv_head * group + row % group
-    mask = there[:, None] & (d < dim)[None, :]
-    if gated:
-        gate_at = (token * gate_token_stride + head * gate_head_stride)[:, None] + d[None, :]
-        result = result * sigmoid_of(gate_ptr, gate_at, mask)
-    out_at = (token * out_token_stride + head * out_head_stride)[:, None] + d[None, :]
-    gl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@gluon.jit
 def _attend(
     part: gl.constexpr,
     tensors,
@@ -231,15 +203,17 @@ def _attend(
 
     strips = (gate_ptr, out_ptr)
     local = gl.arange(0, GROUP_ROWS, layout=gl.SliceLayout(1, o_layout))
+    d = gl.arange(0, dim, layout=gl.SliceLayout(0, o_layout))
     left = tokens * group - first  # rows of this group of warps that exist
     if splits == 1:
         acc = acc / gl.convert_layout(total, gl.SliceLayout(1, o_layout))[:, None]
-        _write(strips, strides, acc, begin, first + local, local < left, kv_head, group, dim, gated, o_layout)
+        row = first + local
+        here = (begin + row // group)[:, None], (kv_head * group + row % group)[:, None]
+        write(strips, strides, acc, here, d[None, :], (local < left)[:, None] & (d < dim)[None, :], gated)
     elif left > 0:
         # Places in the workspace: one a unit and KV head; a counter for each group of warps at the tile's
         # first.
         place = (first_place + which * kv_heads).to(gl.int64) * ROWS + part * GROUP_ROWS
-        d = gl.arange(0, dim, layout=gl.SliceLayout(0, o_layout))
         kept = (local < left)[:, None] & (d < dim)[None, :]
         gl.store(partial_ptr + (place + local)[:, None] * dim + d[None, :], acc, mask=kept)
         n = gl.arange(0, GROUP_ROWS, layout=gl.SliceLayout(1, s_layout))
@@ -253,6 +227,7 @@ def _attend(
             gl.store(counter_ptr, 0)
             merging: gl.constexpr = gl.BlockedLayout([1, dim // 32], [1, 32], [4, 1], [1, 0])
             base = first_place.to(gl.int64) * ROWS + part * GROUP_ROWS
+            e = gl.arange(0, dim, layout=gl.SliceLayout(0, merging))
             for r0 in range(0, gl.minimum(left, GROUP_ROWS), MERGE_ROWS):
                 r = r0 + gl.arange(0, MERGE_ROWS, layout=gl.SliceLayout(1, merging))
                 result = added_up(
@@ -267,9 +242,10 @@ def _attend(
                     MERGE_SPLITS,
                     merging,
                 )
-                _write(
-                    strips, strides, result, begin, first + r, r < left, kv_head, group, dim, gated, merging
-                )
+                row = first + r
+                here = (begin + row // group)[:, None], (kv_head * group + row % group)[:, None]
+                mask = (r < left)[:, None] & (e < dim)[None, :]
+                write(strips, strides, result, here, e[None, :], mask, gated)
 
 
 # A variant of the kernel for every length of a list or place in it would be compiled otherwise.
