@@ -22,6 +22,7 @@ from denim.recurrence.kernels.delta_tile import (
     tile_offsets,
 )
 from denim.recurrence.kernels.hopper import on_hopper
+from denim.recurrence.operands import check_heads, check_operands
 
 
 def tiling_of(states: int) -> Tiling:
@@ -113,9 +114,21 @@ def delta_rule_step(
     q, k: [B, Hk, d_k], normalised by the caller; v: [B, Hv, d_v]; log_decay: [B, Hv] or, for a decay per key
     channel, [B, Hv, d_k]; beta: [B, Hv]; all dense. slots: [B] int64, negative for padding; state:
     [slots, Hv, d_v, d_k], a view of the arena. q is scaled by d_k ** -0.5. Returns [B, Hv, d_v] in v's dtype;
-    rows of padding are not written. fp32 inside.
+    rows of padding are not written. fp32 inside. ValueError for operands that do not fit each other; slots
+    are not looked at, since that would wait for the device.
     """
+    sizes = check_operands(
+        q=(q, "T Hk d_k"),
+        k=(k, "T Hk d_k"),
+        v=(v, "T Hv d_v"),
+        log_decay=(log_decay, "T Hv d_k" if log_decay.dim() == 3 else "T Hv"),
+        beta=(beta, "T Hv"),
+        state=(state, "N Hv d_v d_k"),
+    )
+    check_heads(sizes)
     rows, key_heads, key_dim = k.shape
+    if slots.shape != (rows,) or slots.dtype != torch.int64:
+        raise ValueError(f"slots must be int64 [{rows}]; got {slots.dtype} {list(slots.shape)}")
     _, value_heads, value_dim, _ = state.shape
     assert all(t.is_contiguous() for t in (q, k, v, log_decay, beta, state[0]))
     if tiling is None and on_hopper(state.device):

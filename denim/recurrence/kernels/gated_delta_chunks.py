@@ -122,8 +122,9 @@ def gated_delta_chunks(
     the pass of the portable kernels is cut, None: `plan_of`, or the kernels for Hopper where they suit.
     Returns [T, Hv, d_v] in rows' dtype. bf16 rows: bf16 operands, fp32 sums; fp32 rows: IEEE fp32 throughout.
     """
-    heads, _, key_dim = state.shape[1:]
+    heads, value_dim, key_dim = state.shape[1:]
     keys = key_heads * key_dim
+    assert rows.shape[1] == 2 * keys + heads * value_dim and b.shape == a.shape == (len(rows), heads)
     size = max(16, triton.next_power_of_2(table.size))
     assert (
         rows.stride(1) == 1

@@ -211,7 +211,9 @@ def kimi_delta_chunks(
     None means d_k ** -0.5. table.size is at most `largest_chunk`. plan: how the pass is cut, None: `plan_of`.
     Returns [T, H, d_v] in rows' dtype. bf16 rows: bf16 operands, fp32 sums; fp32 rows: IEEE fp32 throughout.
     """
-    heads, _, key_dim = state.shape[1:]
+    heads, value_dim, key_dim = state.shape[1:]
+    assert rows.shape[1] == heads * (2 * key_dim + value_dim)
+    assert b.shape == (len(rows), heads) and f.shape == (len(rows), heads * key_dim)
     assert rows.stride(1) == 1 and b.stride(1) == 1 and f.stride(1) == 1
     assert table.size <= largest_chunk(rows.dtype)
     scale = key_dim**-0.5 if scale is None else scale

@@ -36,3 +36,29 @@ def test_equals_the_plain_step(sizes: tuple[int, int, int, int], vector: bool, t
     torch.testing.assert_close(out[live], want, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(moved.cpu()[slots[live]], expected, atol=1e-5, rtol=1e-5)
     assert moved.cpu()[[0, 2, 3, 5]].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"state": torch.zeros(6, 2, 16, 12)}, r"state must be \[N, Hv, d_v, d_k\] = \[6, 2, 12, 16\]; got"),
+        ({"v": torch.zeros(3, 1, 12)}, "log_decay must be"),
+        ({"log_decay": torch.zeros(3, 2, 12)}, r"log_decay must be \[T, Hv, d_k\] = \[3, 2, 16\]"),
+        ({"k": torch.zeros(4, 1, 16)}, "k must be"),
+        ({"slots": torch.zeros(2, dtype=torch.int64)}, r"slots must be int64 \[3\]; got torch.int64 \[2\]"),
+        ({"slots": torch.zeros(3, dtype=torch.int32)}, "slots must be int64"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, torch.Tensor], message: str) -> None:
+    """A kernel would read it as something else, or beyond its end."""
+    operands = {
+        "q": torch.zeros(3, 1, 16),
+        "k": torch.zeros(3, 1, 16),
+        "v": torch.zeros(3, 2, 12),
+        "log_decay": torch.zeros(3, 2),
+        "beta": torch.zeros(3, 2),
+        "slots": torch.tensor([4, -1, 1]),
+        "state": torch.zeros(6, 2, 12, 16),
+    }
+    with pytest.raises(ValueError, match=message):
+        delta_rule_step(**operands | change)
