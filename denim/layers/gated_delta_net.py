@@ -56,13 +56,11 @@ class GatedDeltaNetLayer(nn.Module):
         self.out = Linear(self.value_rows, hidden, dtype=dtype, device=device)
         self.norm = GatedRMSNorm(spec.value_dim, norm_eps, dtype=dtype, device=device)
 
-        def empty(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
+        def empty(*shape: int, of: torch.dtype = dtype) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape, dtype=of, device=device), requires_grad=False)
 
         self.conv = empty(spec.conv_channels, spec.conv_width)
-        self.A_log = nn.Parameter(
-            torch.empty(spec.num_value_heads, dtype=torch.float32, device=device), requires_grad=False
-        )
+        self.A_log = empty(spec.num_value_heads, of=torch.float32)
         self.dt_bias = empty(spec.num_value_heads)
         self.register_buffer(
             "arrivals", new_arrivals(spec.num_key_heads, spec.num_value_heads, device), persistent=False

@@ -106,12 +106,11 @@ class Mamba2Layer(nn.Module):
             projected = projected * self.projection_scales
         fused = rule_backend(x.device.type, self.recurrence_backend) == TRITON
         forms = (self._decode_fused, self._prefill_fused) if fused else (self._decode, self._prefill)
-        y = batch.by_form(*forms, projected)
-        out = self.out(y)
+        out = self.out(batch.by_form(*forms, projected))
         return out if self.out_bias is None else out + self.out_bias
 
     def _decode_fused(self, projected: Tensor, batch: StepBatch) -> Tensor:
-        """What `_decode` does, as two kernels."""
+        """What `_decode` does, as three kernels."""
         from denim.recurrence.kernels.ssd_step import ssd_step_fused
 
         norm = self.norm
