@@ -122,10 +122,13 @@ def rows_of(weight: Tensor, names_and_rows: Sequence[tuple[str, int]]) -> Target
     return {name: part for (name, _), part in zip(names_and_rows, parts, strict=True)}
 
 
-def swiglu_targets(ffn: GatedFFN, prefix: str) -> Targets:
-    """A gated network whose projections are published as gate_proj, up_proj and down_proj."""
-    rows = [(f"{prefix}gate_proj.weight", ffn.intermediate), (f"{prefix}up_proj.weight", ffn.intermediate)]
-    return rows_of(ffn.gate_up.weight, rows) | {f"{prefix}down_proj.weight": ffn.down.weight}
+def swiglu_targets(
+    ffn: GatedFFN, prefix: str, names_of: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> Targets:
+    """A gated network whose projections are published as `names_of` calls gate, up and down."""
+    gate, up, down = (f"{prefix}{name}.weight" for name in names_of)
+    rows = [(gate, ffn.intermediate), (up, ffn.intermediate)]
+    return rows_of(ffn.gate_up.weight, rows) | {down: ffn.down.weight}
 
 
 def attention_targets(mixer: Attention, prefix: str) -> Targets:
@@ -168,12 +171,7 @@ def mamba2_targets(mixer: Mamba2Layer, prefix: str) -> Targets:
         "dt_bias": mixer.dt_bias,
         "out_proj.weight": mixer.out.weight,
     }
-    optional = {
-        "in_proj.bias": mixer.in_bias,
-        "conv1d.bias": mixer.conv_bias,
-        "out_proj.bias": mixer.out_bias,
-    }
-    names.update({name: tensor for name, tensor in optional.items() if tensor is not None})
+    names |= _biases(mixer)
     if mixer.norm is not None:
         names["norm.weight"] = mixer.norm.weight
     return {prefix + name: tensor for name, tensor in names.items()}
@@ -191,13 +189,18 @@ def mamba1_targets(mixer: Mamba1Layer, prefix: str) -> Targets:
         "D": mixer.D,
         "out_proj.weight": mixer.out.weight,
     }
-    optional = {
-        "in_proj.bias": mixer.in_bias,
-        "conv1d.bias": mixer.conv_bias,
-        "out_proj.bias": mixer.out_bias,
-    }
-    names.update({name: tensor for name, tensor in optional.items() if tensor is not None})
+    names |= _biases(mixer)
     if mixer.spec.inner_norms:
         norms = (("dt", mixer.dt_norm), ("b", mixer.b_norm), ("c", mixer.c_norm))
         names.update({f"{part}_layernorm.weight": norm.weight for part, norm in norms})
     return {prefix + name: tensor for name, tensor in names.items()}
+
+
+def _biases(mixer: Mamba1Layer | Mamba2Layer) -> Targets:
+    """Those that the layer has."""
+    biases = {
+        "in_proj.bias": mixer.in_bias,
+        "conv1d.bias": mixer.conv_bias,
+        "out_proj.bias": mixer.out_bias,
+    }
+    return {name: tensor for name, tensor in biases.items() if tensor is not None}

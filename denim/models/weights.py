@@ -174,7 +174,7 @@ def _warn_of_zero_rows(name: str, tensor: Tensor) -> None:
         log.warning("tensor %r: %d of %d rows are zero; is the file damaged?", name, zero, tensor.shape[0])
 
 
-def random_weights(spec: ModelSpec, *, device: torch.device | str, chunk_size: int, seed: int = 0) -> Model:
+def random_weights(spec: ModelSpec, *, device: torch.device | str, chunk_size: int) -> Model:
     """The model of `spec` with random weights, for measurements: no checkpoint is needed for its speed.
 
     Scales keep activations finite through any depth: 0.02 for matrices, small decays in linear layers. All
@@ -182,7 +182,7 @@ def random_weights(spec: ModelSpec, *, device: torch.device | str, chunk_size: i
     """
     spec = replace(spec, weight_blocks=None)
     model = family_of(spec).build(spec, chunk_size=chunk_size, device=device)
-    generator = torch.Generator(device=device).manual_seed(seed)
+    generator = torch.Generator(device=device).manual_seed(0)
     norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
     for norm in norms:
         norm.weight.data.fill_(0.0 if norm.zero_centred else 1.0)

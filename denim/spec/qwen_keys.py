@@ -11,18 +11,15 @@ from denim.spec.attention import FullAttention
 from denim.spec.ffn import MoEFFN
 from denim.spec.fields import Fields
 from denim.spec.linear import GatedDeltaNet
-from denim.spec.standard_keys import read_expert_counts, read_head_counts, read_layer_types
+from denim.spec.standard_keys import (
+    ANY_LAYER_LETTERS,
+    read_expert_counts,
+    read_head_counts,
+    read_layer_types,
+)
 
 DEFAULT_INTERVAL = 4
 DEFAULT_PARTIAL_ROTARY = 0.25
-
-# transformers 5.24 renamed the values; both spellings are in the wild.
-LAYER_LETTERS: dict[str | int, str] = {
-    "linear_attention": "L",
-    "mamba": "L",
-    "full_attention": "F",
-    "attention": "F",
-}
 # Vendors' key, transformers' key, and the one that tools took over from other families.
 MTP_COUNT_KEYS = ("mtp_num_hidden_layers", "num_mtp_layers", "num_nextn_predict_layers")
 
@@ -66,7 +63,7 @@ def read_pattern(fields: Fields) -> str:
     regular = "".join("L" if (i + 1) % interval else "F" for i in range(count))
     if "layer_types" not in fields:
         return regular
-    pattern = read_layer_types(fields, "layer_types", LAYER_LETTERS, count)
+    pattern = read_layer_types(fields, "layer_types", ANY_LAYER_LETTERS, count)
     if "full_attention_interval" in fields and pattern != regular:
         raise ConfigError(
             f"{fields.where}: 'layer_types' gives {pattern}, but 'full_attention_interval' = {interval} "

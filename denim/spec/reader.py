@@ -16,10 +16,11 @@ from denim.spec import families
 from denim.spec.config_file import Source, config_name, load_config
 from denim.spec.fields import Fields
 from denim.spec.model import ModelSpec
+from denim.spec.standard_keys import DTYPES
 
 Reader = Callable[[Fields, str, str], ModelSpec]
 
-DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+ASKED_DTYPES = ("auto", *DTYPES)
 
 
 def read_spec(source: Source, *, dtype: str = "auto", state_dtype: str = "auto") -> ModelSpec:
@@ -31,8 +32,8 @@ def read_spec(source: Source, *, dtype: str = "auto", state_dtype: str = "auto")
     value seen and what is supported.
     """
     for name, value in (("dtype", dtype), ("state_dtype", state_dtype)):
-        if value not in DTYPES:
-            raise ConfigError(f"{name} is {value!r}; supported: {', '.join(DTYPES)}")
+        if value not in ASKED_DTYPES:
+            raise ConfigError(f"{name} is {value!r}; supported: {', '.join(ASKED_DTYPES)}")
     config, where = load_config(source), config_name(source)
     kind = config.get("model_type")
     known = readers()

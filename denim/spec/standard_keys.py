@@ -13,6 +13,12 @@ from denim.spec.fields import Fields
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
+LAYER_LETTERS: dict[Any, str] = {"linear_attention": "L", "full_attention": "F"}
+"""Of `layer_types`: a mixer's letter by its name."""
+
+ANY_LAYER_LETTERS = {"linear_attention": "L", "mamba": "L", "full_attention": "F", "attention": "F"}
+"""With the names from before transformers 5.24 too: both are in the wild."""
+
 
 def read_dtype(fields: Fields, asked: str, default: str | None = None) -> str:
     """`asked`, or for "auto" the config's own; `default` for families whose published configs name none.

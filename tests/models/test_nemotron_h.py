@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from denim.models.weights import load_model
-from denim.spec.families.nemotron_h import Details
+from denim.spec.families.mamba2 import Details
 from denim.spec.reader import read_spec
 from tests.exactness.harness import Way, greedy, make_core, tokens_of
 from tests.exactness.judge import Judge

@@ -20,7 +20,7 @@ from denim.layers.ffn import GatedFFN
 from denim.layers.moe import SparseMoE
 from denim.layers.norm import RMSNorm
 from denim.layers.short_conv_layer import ShortConvLayer
-from denim.models.causal_lm import FINAL_NORM, CausalLM, Targets, rows_of
+from denim.models.causal_lm import FINAL_NORM, CausalLM, Targets, rows_of, swiglu_targets
 from denim.models.family import Family
 from denim.spec.attention import FullAttention
 from denim.spec.ffn import DenseFFN
@@ -70,8 +70,7 @@ class Lfm2(CausalLM):
 
     def ffn_targets(self, ffn: Any, prefix: str, published: Container[str]) -> Targets:
         """Targets of a feed-forward network by their names behind the block's prefix."""
-        rows = [("feed_forward.w1.weight", ffn.intermediate), ("feed_forward.w3.weight", ffn.intermediate)]
-        return rows_of(ffn.gate_up.weight, rows) | {"feed_forward.w2.weight": ffn.down.weight}
+        return swiglu_targets(ffn, "feed_forward.", ("w1", "w3", "w2"))
 
 
 def canonical_name(name: str) -> str | None:

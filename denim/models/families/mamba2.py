@@ -1,7 +1,7 @@
 """Mamba2: one state-space layer after the other, no attention, no feed-forward networks.
 
-Names of the published checkpoints (Hugging Face `Mamba2ForCausalLM`, Mamba-Codestral): `backbone.embeddings`,
-`backbone.layers.N.{norm,mixer}`, `backbone.norm_f`; the first release wrote `backbone.embedding`.
+Names of the published checkpoints (Hugging Face `Mamba2ForCausalLM`, Mamba-Codestral): those of Mamba, with
+`backbone.layers.N.{norm,mixer}`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,12 @@ from torch import Tensor, nn
 from denim.layers.batch import StepBatch
 from denim.layers.mamba2 import GateNorm, Mamba2Layer
 from denim.layers.norm import RMSNorm
-from denim.models.causal_lm import EMBEDDING, CausalLM, Targets, mamba2_targets
+from denim.models.causal_lm import CausalLM, Targets, mamba2_targets
+from denim.models.families.mamba import canonical_name
 from denim.models.family import Family
 from denim.spec.families.mamba2 import Details
 from denim.spec.linear import Mamba2
 from denim.spec.model import ModelSpec
-
-PLACES = {
-    "backbone.embeddings.weight": EMBEDDING,
-    "backbone.embedding.weight": EMBEDDING,
-    "backbone.norm_f.weight": "model.norm.weight",
-}
 
 
 class Block(nn.Module):
@@ -66,10 +61,6 @@ class Mamba2Model(CausalLM):
 
     def block_targets(self, block: nn.Module, prefix: str, published: Container[str]) -> Targets:
         return {"norm.weight": block.norm.weight} | mamba2_targets(block.mixer, "mixer.")
-
-
-def canonical_name(name: str) -> str:
-    return PLACES.get(name, name.replace("backbone.", "model.", 1))
 
 
 FAMILIES = {"mamba2": Family(Mamba2Model, canonical_name, "Mamba2", "Mamba2 layers alone: no KV at all")}

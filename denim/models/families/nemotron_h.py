@@ -21,7 +21,7 @@ from denim.layers.norm import RMSNorm
 from denim.models.causal_lm import EMBEDDING, CausalLM, Targets, attention_targets, mamba2_targets
 from denim.models.family import Family
 from denim.spec.attention import FullAttention
-from denim.spec.families.nemotron_h import Details
+from denim.spec.families.mamba2 import Details
 from denim.spec.ffn import DenseFFN, MoEFFN
 from denim.spec.linear import Mamba2
 from denim.spec.model import Layer, ModelSpec

@@ -18,9 +18,14 @@ from denim.spec.linear import KimiDelta
 from denim.spec.mixers import Mixer
 from denim.spec.model import Layer, ModelSpec
 from denim.spec.rope import read_rope
-from denim.spec.standard_keys import read_dtype, read_layer_types, read_state_dtype, refuse_quantised
+from denim.spec.standard_keys import (
+    LAYER_LETTERS,
+    read_dtype,
+    read_layer_types,
+    read_state_dtype,
+    refuse_quantised,
+)
 
-LAYER_LETTERS = {"linear_attention": "L", "full_attention": "F"}
 ROPE_SECTIONS = ("rope_parameters", "rope_scaling")
 ROPE_SHARE = "partial_rotary_factor"
 

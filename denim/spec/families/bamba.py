@@ -15,6 +15,7 @@ from denim.spec.mamba2_keys import read_mamba2, read_time_step_limit
 from denim.spec.model import Layer, ModelSpec
 from denim.spec.rope import read_rope
 from denim.spec.standard_keys import (
+    ANY_LAYER_LETTERS,
     read_dtype,
     read_head_counts,
     read_head_dim,
@@ -24,7 +25,6 @@ from denim.spec.standard_keys import (
 )
 
 PARTIAL_ROTARY = 0.5
-KINDS = {"mamba": "L", "linear_attention": "L", "attention": "F", "full_attention": "F"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _pattern(fields: Fields) -> str:
         raise fields.error("attn_layer_indices", f"a list of layers from 0 to {count - 1}")
     pattern = "".join("F" if i in indices else "L" for i in range(count))
     for key in ("layer_types", "layers_block_type"):
-        if key in fields and read_layer_types(fields, key, KINDS, count) != pattern:
+        if key in fields and read_layer_types(fields, key, ANY_LAYER_LETTERS, count) != pattern:
             raise fields.error(key, f"the layers that attn_layer_indices gives, {pattern}, or no such key")
     return pattern
 

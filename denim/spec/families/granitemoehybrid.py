@@ -16,6 +16,7 @@ from denim.spec.mixers import Mixer
 from denim.spec.model import Layer, ModelSpec, Rope
 from denim.spec.rope import read_rope
 from denim.spec.standard_keys import (
+    ANY_LAYER_LETTERS,
     read_dtype,
     read_expert_counts,
     read_head_counts,
@@ -25,7 +26,6 @@ from denim.spec.standard_keys import (
     refuse_quantised,
 )
 
-KINDS = {"mamba": "L", "linear_attention": "L", "attention": "F", "full_attention": "F"}
 ROPE, NO_ROPE = "rope", "nope"
 MAMBA_KEYS = ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "chunk_size", "conv_bias")
 
@@ -49,9 +49,9 @@ def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
     fields.ignore("init_method")
 
     count = fields.layer_count()
-    pattern = (
-        read_layer_types(fields, "layer_types", KINDS, count) if "layer_types" in fields else "L" * count
-    )
+    pattern = "L" * count
+    if "layer_types" in fields:
+        pattern = read_layer_types(fields, "layer_types", ANY_LAYER_LETTERS, count)
     rope, attention, max_position = _attention(fields)
     mixers: dict[str, Mixer] = {"F": attention}
     if "L" in pattern:

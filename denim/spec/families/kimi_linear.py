@@ -14,9 +14,14 @@ from denim.spec.latent_keys import MAX_POSITION, one_of, read_ffns, read_latent_
 from denim.spec.linear import KimiDelta
 from denim.spec.mixers import Mixer
 from denim.spec.model import Layer, ModelSpec
-from denim.spec.standard_keys import read_dtype, read_layer_types, read_state_dtype, refuse_quantised
+from denim.spec.standard_keys import (
+    LAYER_LETTERS,
+    read_dtype,
+    read_layer_types,
+    read_state_dtype,
+    refuse_quantised,
+)
 
-LAYER_LETTERS = {"linear_attention": "L", "full_attention": "F"}
 # A linear layer's values: the key in linear_attn_config, and transformers' beside it.
 LINEAR_KEYS = {
     "head_dim": "linear_head_dim",

@@ -21,6 +21,7 @@ from denim.spec.mixers import Mixer
 from denim.spec.model import Layer, ModelSpec, Rope
 from denim.spec.rope import read_rope
 from denim.spec.standard_keys import (
+    LAYER_LETTERS,
     read_dtype,
     read_expert_counts,
     read_head_counts,
@@ -32,7 +33,7 @@ from denim.spec.standard_keys import (
 
 PATTERN_KEYS: dict[str, dict[Any, str]] = {
     "attn_type_list": {0: "L", 1: "F"},
-    "layer_types": {"linear_attention": "L", "full_attention": "F"},
+    "layer_types": LAYER_LETTERS,
 }
 
 

@@ -12,11 +12,11 @@ its decode steps must agree, so Denim clamps both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
 from denim.errors import ConfigError
 from denim.spec.attention import FullAttention
+from denim.spec.families.mamba2 import Details
 from denim.spec.ffn import DenseFFN, MoEFFN, NoFFN
 from denim.spec.fields import Fields
 from denim.spec.linear import Mamba2
@@ -40,14 +40,6 @@ KINDS = {
     "moe": "E",
 }
 STATE_DTYPES = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True)
-class Details:
-    """`fp32_residual`: the sum of the layers' outputs is kept in fp32 whatever the model's dtype."""
-
-    time_step_limit: tuple[float, float]
-    fp32_residual: bool
 
 
 def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:

@@ -21,6 +21,7 @@ from denim.spec.mixers import Mixer
 from denim.spec.model import Layer, ModelSpec
 from denim.spec.rope import read_rope
 from denim.spec.standard_keys import (
+    LAYER_LETTERS,
     read_dtype,
     read_head_counts,
     read_head_dim,
@@ -29,7 +30,6 @@ from denim.spec.standard_keys import (
     refuse_quantised,
 )
 
-LAYER_LETTERS: dict[str | int, str] = {"linear_attention": "L", "full_attention": "F"}
 DEFAULT_INTERVAL = 4
 DEFAULT_KEY_SHARE = 0.75  # of the hidden size
 DEFAULT_VALUE_EXPANSION = 2
