@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-TOKENS = "T"  # the one dimension that may be 0, and the first where it is one; a step's rows are its tokens
+TOKENS = "T"  # the one dimension that may be 0; a step's rows are its tokens
 
 
 def check_operands(**operands: tuple[Tensor, str]) -> dict[str, int]:
@@ -26,16 +26,13 @@ def check_operands(**operands: tuple[Tensor, str]) -> dict[str, int]:
     first_name, (first, _) = next(iter(operands.items()))
     for name, (x, text) in operands.items():
         check_numbers(name, x, first_name, first)
-        dims, shape = text.split(), tuple(x.shape)
+        dims, shape = text.split(), x.shape
         fits = len(dims) == len(shape)
         for dim, n in zip(dims, shape, strict=False):
-            fits = fits and sizes.setdefault(dim, n) == n
+            fits = fits and sizes.setdefault(dim, n) == n and (n > 0 or dim == TOKENS)
         if not fits:
-            raise ValueError(f"{name} must be {_shape_text(dims, sizes)}; got {list(shape)}")
-        if 0 in shape[dims[0] == TOKENS :]:
-            raise ValueError(
-                f"{name} must be [{', '.join(dims)}], of which T alone may be 0; got {list(shape)}"
-            )
+            only_tokens = ", of which T alone may be 0" if 0 in shape else ""
+            raise ValueError(f"{name} must be {_shape_text(dims, sizes)}{only_tokens}; got {list(shape)}")
     return sizes
 
 
