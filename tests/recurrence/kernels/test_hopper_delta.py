@@ -6,15 +6,15 @@ What they compute is tested on a device, in tests/gpu/test_hopper_delta.py.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from typing import Any
 
 import pytest
 import torch
+from triton.experimental.gluon.language import NVMMASharedLayout
 
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.kernels.hopper_delta import span_of, suits
+from tests.hopper_compiler import check_compiles
 
 
 def test_what_suits() -> None:
@@ -46,41 +46,25 @@ def test_segments(walks: int, longest: int, span: int) -> None:
     assert span_of(walks, longest, 132) == span
 
 
-COMPILE = """
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon._runtime import GluonASTSource
-from triton.experimental.gluon.language import NVMMASharedLayout
-from denim.recurrence.kernels.hopper_delta_{file} import {name} as kernel
-
-constants = dict(heads=4, key_heads=2, {more})
-types = dict(a_ptr="*bf16", b_ptr="*bf16", dt_bias_ptr="*bf16", out_ptr="*bf16", span="i32")
-types |= dict(slot_in_ptr="*i64", slot_out_ptr="*i64", save_ptr="*i64", gate_stride="i32", state_stride="i32")
-types |= dict(chunks_ptr="*i32", first_chunk_ptr="*i32", scale="fp32", beta_limit="fp32", least="fp32")
-signature = {{}}
-for argument in kernel.arg_names:
-    kind = types.get(argument, "*fp32")
-    if argument.endswith("_desc"):
-        kind = f"tensordesc<bf16[64, 64],{{NVMMASharedLayout(128, 16, 2)!r}}>"
-    signature[argument] = "constexpr" if argument in constants else kind
-places = {{(kernel.arg_names.index(name),): value for name, value in constants.items()}}
-source = GluonASTSource(kernel, signature, places, {{}})
-made = compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=4))
-assert "wgmma" in made.asm["ptx"] and "cp.async.bulk.tensor" in made.asm["ptx"]
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "name", "more"),
     [
-        ("chunks", "chunk_matrices", ""),
-        ("walk", "walk_chunks", "stages=3, outputs=True, save_ptr=None, between_ptr=None, maps_ptr=None"),
-        ("walk", "walk_chunks", "stages=3, outputs=True"),
-        ("walk", "walk_chunks", "stages=3, outputs=False, save_ptr=None"),
+        ("chunks", "chunk_matrices", {}),
+        ("walk", "walk_chunks", dict.fromkeys(("save_ptr", "between_ptr", "maps_ptr")) | {"outputs": True}),
+        ("walk", "walk_chunks", {"outputs": True}),
+        ("walk", "walk_chunks", {"outputs": False, "save_ptr": None}),
     ],
+    ids=str,
 )
-def test_they_compile(file: str, name: str, more: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    code = COMPILE.format(file=file, name=name, more=more)
-    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+def test_they_compile(file: str, name: str, more: dict[str, Any]) -> None:
+    constants = {"heads": 4, "key_heads": 2, **more}
+    if file == "walk":
+        constants["stages"] = 3
+    types = {"_ptr": "*fp32", "_stride": "i32", "": "fp32", "span": "i32"}
+    types |= dict.fromkeys(("a_ptr", "b_ptr", "dt_bias_ptr", "out_ptr"), "*bf16")
+    types |= dict.fromkeys(("slot_in_ptr", "slot_out_ptr", "save_ptr"), "*i64")
+    types |= dict.fromkeys(("chunks_ptr", "first_chunk_ptr"), "*i32")
+    types["_desc"] = f"tensordesc<bf16[64, 64],{NVMMASharedLayout(128, 16, 2)!r}>"
+    needs = ["wgmma", "cp.async.bulk.tensor"]
+    check_compiles(f"recurrence.kernels.hopper_delta_{file}", name, constants, types, needs, num_warps=4)

@@ -5,14 +5,11 @@ What it computes is tested on a device, in tests/gpu/test_hopper_delta_spread.py
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from denim.recurrence.kernels.hopper_delta_spread import programs_of, suits
+from tests.hopper_compiler import check_compiles
 
 
 def test_what_suits() -> None:
@@ -31,34 +28,15 @@ def test_rows_of_states_divide_among_programs() -> None:
                 assert 128 * group % (programs_of(heads, group, vector_decay) * 4 * 4) == 0
 
 
-COMPILE = """
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon._runtime import GluonASTSource
-from denim.recurrence.kernels.hopper_delta_spread import _step as kernel
-
-constants = dict(key_heads=4, group={group}, vector_decay={vector}, floored=False, width=4)
-constants |= dict(sigmoid_gate={vector}, programs={programs})
-types = dict(slots_ptr="*i64", state_ptr="*fp32")
-types |= dict.fromkeys(("a_log_ptr", "norm_ptr"), "*fp32")
-types["dt_bias_ptr"] = "*fp32" if {vector} else "*bf16"
-signature = {{}}
-for argument in kernel.arg_names:
-    kind = "*bf16" if argument.endswith("_ptr") else "i32" if argument.endswith("_stride") else "fp32"
-    signature[argument] = "constexpr" if argument in constants else types.get(argument, kind)
-places = {{(kernel.arg_names.index(name),): value for name, value in constants.items()}}
-source = GluonASTSource(kernel, signature, places, {{}})
-options = dict(num_warps=4, num_ctas={programs})
-made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-assert "st.async" in made.asm["ptx"] and "barrier.cluster" in made.asm["ptx"]
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "vector", "programs"), [(1, False, 4), (2, False, 8), (4, False, 8), (1, True, 4), (1, True, 8)]
 )
 def test_it_compiles(group: int, vector: bool, programs: int) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    code = COMPILE.format(group=group, vector=vector, programs=programs)
-    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+    constants = {"key_heads": 4, "group": group, "vector_decay": vector, "floored": False}
+    constants |= {"sigmoid_gate": vector, "width": 4, "programs": programs}
+    types = {"_ptr": "*bf16", "_stride": "i32", "": "fp32", "slots_ptr": "*i64"}
+    types |= dict.fromkeys(("state_ptr", "a_log_ptr", "norm_ptr"), "*fp32")
+    types["dt_bias_ptr"] = "*fp32" if vector else "*bf16"
+    kernel, needs = ("recurrence.kernels.hopper_delta_spread", "_step"), ["st.async", "barrier.cluster"]
+    check_compiles(*kernel, constants, types, needs, num_warps=4, num_ctas=programs)

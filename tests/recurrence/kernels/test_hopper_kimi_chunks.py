@@ -5,15 +5,13 @@ What it computes is tested on a device, in tests/gpu/test_hopper_kimi_chunks.py.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from triton.experimental.gluon.language import NVMMASharedLayout
 
 from denim.recurrence.chunk_table import ChunkTable
 from denim.recurrence.kernels.hopper_kimi_chunks import suits
+from tests.hopper_compiler import check_compiles
 
 
 def test_what_suits() -> None:
@@ -28,35 +26,12 @@ def test_what_suits() -> None:
         assert not suits(rows[:, narrower:].contiguous(), f[:, :128], table, state)
 
 
-COMPILE = """
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon._runtime import GluonASTSource
-from triton.experimental.gluon.language import NVMMASharedLayout
-from denim.recurrence.kernels.hopper_kimi_chunks import _chunk_matrices as kernel
-
-constants = dict(heads=4, {more})
-types = dict(chunks_ptr="*i32", a_log_ptr="*fp32", dt_bias_ptr="*fp32", left_ptr="*fp32")
-types |= dict(strength_ptr="*fp32")
-signature = {{}}
-for argument in kernel.arg_names:
-    kind = "*bf16" if argument.endswith("_ptr") else "i32" if argument.endswith("_stride") else "fp32"
-    if argument.endswith("_desc"):
-        kind = f"tensordesc<bf16[64, 64],{{NVMMASharedLayout(128, 16, 2)!r}}>"
-    signature[argument] = "constexpr" if argument in constants else types.get(argument, kind)
-places = {{(kernel.arg_names.index(name),): value for name, value in constants.items()}}
-aligned = [
-    n for n, name in enumerate(kernel.arg_names) if signature[name][0] == "*" or name.endswith("_stride")
-]
-source = GluonASTSource(kernel, signature, places, {{(n,): [["tt.divisibility", 16]] for n in aligned}})
-made = compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=4))
-assert "wgmma" in made.asm["ptx"] and "mma.sync" in made.asm["ptx"]
-"""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("more", ["floor=None", ""], ids=["softplus", "floor"])
-def test_it_compiles(more: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    code = COMPILE.format(more=more)
-    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+@pytest.mark.parametrize("floored", [False, True])
+def test_it_compiles(floored: bool) -> None:
+    constants = {"heads": 4} if floored else {"heads": 4, "floor": None}
+    types = {"_ptr": "*bf16", "_stride": "i32", "": "fp32", "chunks_ptr": "*i32"}
+    types |= dict.fromkeys(("a_log_ptr", "dt_bias_ptr", "left_ptr", "strength_ptr"), "*fp32")
+    types["_desc"] = f"tensordesc<bf16[64, 64],{NVMMASharedLayout(128, 16, 2)!r}>"
+    kernel = ("recurrence.kernels.hopper_kimi_chunks", "_chunk_matrices")
+    check_compiles(*kernel, constants, types, ["wgmma", "mma.sync"], aligned=True, num_warps=4)
