@@ -49,7 +49,9 @@ class FormTrial:
         try:
             error = await asyncio.wait_for(self._answer(form), WAIT)
         except TimeoutError:
-            raise ApiError(503, "too many forms are being compiled", headers={"retry-after": "5"}) from None
+            raise ApiError(
+                503, "too many forms are being compiled; try again in a moment", headers={"retry-after": "5"}
+            ) from None
         if error is not None:
             raise RequestError(error, form.named or form.kind)
         self._passed[form] = None
@@ -70,10 +72,10 @@ class FormTrial:
 
     def _ask(self, form: StructuredOutput) -> Future[str | None]:
         with self._lock:
-            for _ in range(2):  # the process may just have ended
-                if self._process is None or self._process.popen.poll() is not None:
-                    self._process = _Process(self._about)
+            for _ in range(2):  # the process may just have ended, or may not even begin
                 with suppress(BrokenPipeError):
+                    if self._process is None or self._process.popen.poll() is not None:
+                        self._process = _Process(self._about)
                     return self._process.ask(form)
                 self._process = None
         raise ApiError(503, ENDED, headers={"retry-after": "1"})

@@ -216,3 +216,16 @@ def test_random_draws_do_not_depend_on_hits(dense: Model) -> None:
         output = ask(core, prompt, params)
         assert output.num_cached_tokens == cached
         assert output.outputs[0].token_ids == cold.outputs[0].token_ids
+
+
+def test_records_of_a_checkpoint_are_written_once(dense: Model) -> None:
+    """A generation ends with recorded updates in its slot; who begins from it writes them into the state, and
+    whoever comes next finds them written."""
+    core = core_of(dense, deferred_writes=6)
+    prompt = tokens_of(70, 0, VOCAB)
+    history = [*prompt, *ask(core, prompt).outputs[0].token_ids]
+    (node,) = [n for n in core.scheduler.prefixes.cache.tree.nodes() if n.checkpoint and n.end > len(prompt)]
+    assert core.arena.tag(node.checkpoint.slot).pending > 1
+    for seed in range(3):
+        output = judged(dense, ask(core, history + tokens_of(1 + seed, seed, VOCAB)))
+        assert output.num_cached_tokens == len(history) - 1

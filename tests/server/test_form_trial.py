@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from denim import RequestError, StructuredOutput
 from denim.engine.tokenizer import load_tokenizer
 from denim.server import form_trial_process
+from denim.server.errors import ApiError
 from denim.server.form_trial import FormTrial, is_foreign
 from denim.spec.config_file import embedded_model
 
@@ -103,6 +107,27 @@ def test_a_process_that_ends_is_started_again(trial: FormTrial) -> None:
     os.kill(trial._process.popen.pid, signal.SIGKILL)
     trial._process.popen.wait()
     assert check(trial, StructuredOutput(regex="second")) == [None]
+
+
+def test_a_process_that_ends_as_it_begins(trial: FormTrial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one is started; where that ends as well, the client is told to come again."""
+    started = []
+
+    def stillborn(command: list[str], **pipes: Any) -> subprocess.Popen:
+        started.append(command)
+        if len(started) % 3 == 0:
+            return really(command, **pipes)
+        process = really([sys.executable, "-c", ""], **pipes)
+        process.wait()
+        return process
+
+    trial.close()
+    really = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", stillborn)
+    with pytest.raises(ApiError, match="has ended; ask again"):
+        asyncio.run(trial.check(StructuredOutput(regex="never")))
+    assert check(trial, StructuredOutput(regex="third")) == [None]
+    assert len(started) == 3
 
 
 def test_over_http(client: openai.OpenAI) -> None:
