@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from denim.recurrence.operands import check_chunk_size
+from denim.recurrence.operands import check_chunk_size, whole_numbers
 from denim.recurrence.sequences import offsets_of
 
 NO_SLOT = -1
@@ -58,8 +58,8 @@ class ChunkTable(NamedTuple):
     ) -> ChunkTable:
         """saves: for each sequence the (tokens from its start, slot) of states wanted inside it, each
         0 < tokens <= its length. ValueError for another, for two slots at one place, offsets that do not
-        rise from 0, more or fewer slots than sequences, and a slot below -1; how many slots there are is not
-        known here."""
+        rise from 0, more or fewer slots than sequences, a slot that is written twice, and one below -1; how
+        many slots there are is not known here."""
         places, slots, longest = chunk_arrays(cu_seqlens, slot_in, slot_out, size, saves)
         return cls.from_flat(
             torch.from_numpy(places).to(device, non_blocking=True),
@@ -101,10 +101,10 @@ def chunk_arrays(
     """What `ChunkTable.from_flat` takes, on the host, and the chunks of the longest sequence; see
     `ChunkTable.of`. `padded_to`: so many chunks, or more where there are more."""
     wanted = saves if saves is not None else [()] * len(slot_in)
-    _check(cu_seqlens, slot_in, slot_out, size, wanted)
+    offsets = _offsets_of(cu_seqlens, slot_in, slot_out, size, wanted)
     rows: list[tuple[int, int, int, int]] = []
     first = [0]
-    for n, ((begin, end), at) in enumerate(zip(pairwise(cu_seqlens), wanted, strict=True)):
+    for n, ((begin, end), at) in enumerate(zip(pairwise(offsets), wanted, strict=True)):
         slot_at = {begin + tokens: slot for tokens, slot in at}
         if len(slot_at) != len(at) or any(not begin < place <= end for place in slot_at):
             raise ValueError(f"saves[{n}] must be distinct places in 1 .. {end - begin}; got {list(at)}")
@@ -118,25 +118,34 @@ def chunk_arrays(
         first.append(len(rows))
     rows += [(-1, 0, 0, NO_SLOT)] * ((padded_to or 0) - len(rows))
     table = np.array(rows, dtype=np.int32).reshape(-1, 4)
-    places = np.concatenate([table[:, :3].ravel(), np.array([*first, *cu_seqlens], dtype=np.int32)])
+    places = np.concatenate([table[:, :3].ravel(), np.array([*first, *offsets], dtype=np.int32)])
     slots = np.array([*slot_in, *slot_out, *(table[:, 3] if saves is not None else ())], dtype=np.int64)
     return places, slots, max((stop - start for start, stop in pairwise(first)), default=0)
 
 
-def _check(
+def _offsets_of(
     cu_seqlens: Sequence[int],
     slot_in: Sequence[int],
     slot_out: Sequence[int],
     size: int,
     wanted: Sequence[Sequence[tuple[int, int]]],
-) -> None:
+) -> list[int]:
+    """cu_seqlens as a list; ValueError for what `ChunkTable.of` excludes."""
     check_chunk_size(size)
-    sequences = len(offsets_of(cu_seqlens, cu_seqlens[-1] if len(cu_seqlens) else 0)) - 1
-    if not len(slot_in) == len(slot_out) == len(wanted) == sequences:
+    offsets = offsets_of(cu_seqlens, cu_seqlens[-1] if len(cu_seqlens) else 0)
+    if not len(slot_in) == len(slot_out) == len(wanted) == len(offsets) - 1:
         raise ValueError(
-            f"cu_seqlens has {sequences} sequences; slot_in, slot_out and saves must have as many entries, "
-            f"got {len(slot_in)}, {len(slot_out)} and {len(wanted)}"
+            f"cu_seqlens has {len(offsets) - 1} sequences; slot_in, slot_out and saves must have as many "
+            f"entries, got {len(slot_in)}, {len(slot_out)} and {len(wanted)}"
         )
-    slots = [*slot_in, *slot_out, *(slot for at in wanted for _, slot in at)]
-    if min(slots, default=0) < NO_SLOT:
-        raise ValueError(f"a slot is 0 or more, or {NO_SLOT} for none; got {min(slots)}")
+    saved = [number for at in wanted for save in at for number in save]
+    slots = whole_numbers([*slot_in, *slot_out, *saved[1::2]])
+    if slots is None or whole_numbers(saved) is None or min(slots, default=0) < NO_SLOT:
+        raise ValueError(
+            f"slots must be whole numbers from 0 up, or {NO_SLOT} for none, and places in saves whole; "
+            f"got slot_in {list(slot_in)}, slot_out {list(slot_out)}, saves {list(wanted)}"
+        )
+    written = [slot for slot in slots[len(slot_in) :] if slot != NO_SLOT]
+    if len(set(written)) < len(written):
+        raise ValueError(f"a slot in slot_out and saves may be written once; got {written}")
+    return offsets

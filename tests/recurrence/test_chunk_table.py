@@ -25,7 +25,7 @@ def test_no_sequence_at_all():
     assert (len(table.chunks), len(table.slot_in), table.longest) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("saves", [[(0, 1)], [(6, 1)], [(3, 1), (3, 2)]])
+@pytest.mark.parametrize("saves", [[(0, 1)], [(6, 1)], [(3, 1), (3, 2)], [(2.5, 1)], [(2, 1.0)], [(2, 0)]])
 def test_a_place_outside_the_sequence_or_taken_twice_is_refused(saves):
     with pytest.raises(ValueError, match="saves"):
         ChunkTable.of([0, 5], [-1], [0], 4, "cpu", saves=[saves])
@@ -39,7 +39,9 @@ def test_a_place_outside_the_sequence_or_taken_twice_is_refused(saves):
         (([0, 5, 3], [-1, -1], [0, 1], 4), "cu_seqlens must be whole numbers that rise"),
         (([1, 5], [-1], [0], 4), "cu_seqlens must be whole numbers that rise"),
         (([], [], [], 4), "cu_seqlens must be whole numbers that rise"),
-        (([0, 5], [-2], [0], 4), "a slot is 0 or more, or -1 for none; got -2"),
+        (([0, 5], [-2], [0], 4), r"slots must be .* or -1 for none.*; got slot_in \[-2\]"),
+        (([0, 5], [0.5], [0], 4), "slots must be whole numbers"),
+        (([0, 5, 9], [-1, -1], [1, 1], 4), r"may be written once; got \[1, 1\]"),
         (([0, 5], [-1], [0], 0), "chunk_size must be a whole number"),
     ],
 )

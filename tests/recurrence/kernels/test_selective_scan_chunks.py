@@ -95,7 +95,7 @@ def test_equals_the_rule(
 def test_threads_have_two_channels_where_programs_are_many() -> None:
     def warps(sequences: int, dtype: torch.dtype) -> int:
         cu = [256 * i for i in range(sequences + 1)]
-        table = ChunkTable.of(cu, [-1] * sequences, [0] * sequences, kernel.CHUNK_TOKENS, "cpu")
+        table = ChunkTable.of(cu, [-1] * sequences, range(sequences), kernel.CHUNK_TOKENS, "cpu")
         return cuda_selective_scan.warps_of(8192, table, dtype)
 
     assert [warps(sequences, torch.bfloat16) for sequences in (1, 3, 4, 16)] == [4, 4, 2, 2]
