@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denim.layers.linear import Linear, few_rows
-from denim.layers.norm import RMSNorm, in_kernels
+from denim.layers.norm import RMSNorm
+from denim.recurrence.backend import in_kernels
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denim.layers.linear import Linear
-from denim.layers.norm import in_kernels
+from denim.recurrence.backend import in_kernels
 from denim.recurrence.kernels.hopper import on_hopper
 
 BLOCK = 128

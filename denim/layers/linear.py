@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from denim.layers.norm import RMSNorm, in_kernels
+from denim.layers.norm import RMSNorm
+from denim.recurrence.backend import in_kernels
 
 # oneDNN chooses the packed layout for a row count. Packed for one row, products of 1 and of 8 rows run
 # at 1.7 and 2.2 times the speed of the plain weight, and products of 512 rows no slower (measured on a

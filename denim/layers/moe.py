@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from denim.layers.ffn import ACTIVATIONS, GatedFFN, PlainFFN
 from denim.layers.fp8_linear import BLOCK, dequantised
 from denim.layers.linear import Linear
-from denim.layers.norm import RMSNorm, in_kernels
+from denim.layers.norm import RMSNorm
+from denim.recurrence.backend import in_kernels
 from denim.spec.ffn import MoEFFN
 
 

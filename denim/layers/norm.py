@@ -10,12 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from denim.recurrence.backend import TRITON, installed
-
-
-def in_kernels(x: Tensor) -> bool:
-    """Whether Denim's own kernels run where x is: on a CUDA device, if Triton is installed."""
-    return x.is_cuda and installed(TRITON)
+from denim.recurrence.backend import in_kernels
 
 
 class RMSNorm(nn.Module):

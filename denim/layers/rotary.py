@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from denim.layers.norm import in_kernels
+from denim.recurrence.backend import in_kernels
 from denim.spec.model import Rope
 
 

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from denim.errors import ConfigError
 
@@ -101,6 +102,11 @@ def check_wish(wish: str, device_type: str) -> None:
             f"recurrence_backend={wish!r}, but {PACKAGES[wish]!r} lacks the kernels of this rule, for which"
             " it may need another package (FlashInfer: nvidia-cutlass-dsl); install it or use 'auto'"
         )
+
+
+def in_kernels(x: Tensor) -> bool:
+    """Whether Denim's own kernels run where x is: on a CUDA device, if Triton is installed."""
+    return x.is_cuda and installed(TRITON)
 
 
 def rule_backend(device_type: str, wish: str = AUTO) -> str:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from denim.layers.norm import in_kernels
+from denim.recurrence.backend import in_kernels
 
 # The largest logits that are looked at first, and by how much more where those do not settle a row.
 # Top-k needs a few more than k, to see which tokens equal the last one.

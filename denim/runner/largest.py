@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from denim.layers.norm import in_kernels
+from denim.recurrence.backend import in_kernels
 
 NO_TOKEN = -1  # of a row whose logits are not finite
 
