@@ -64,6 +64,9 @@ class Mamba1Layer(nn.Module):
         self.A_log = empty(spec.inner, spec.state_dim, of=torch.float32)
         self.D = empty(spec.inner, of=torch.float32)
         self.dt_bias = empty(spec.inner, of=torch.float32)
+        self.dt_norm: RMSNorm | None = None
+        self.b_norm: RMSNorm | None = None
+        self.c_norm: RMSNorm | None = None
         if spec.inner_norms:
             assert inner_norm_eps is not None, "norms with weights need an epsilon"
             norm = {"zero_centred": False, "dtype": dtype, "device": device}
@@ -110,8 +113,8 @@ class Mamba1Layer(nn.Module):
         """What the kernels make the rule's arguments of, x being the convolution's output behind SiLU."""
         spec = self.spec
         dt, bc = self.x_proj(x).split((spec.dt_rank, 2 * spec.state_dim), dim=-1)
-        b_scale, c_scale = (self.b_norm.scale, self.c_norm.scale) if spec.inner_norms else (None, None)
-        delta = self.dt_proj(self._normed_dt(dt))
+        b_scale, c_scale = (norm if norm is None else norm.scale for norm in (self.b_norm, self.c_norm))
+        delta = self.dt_proj(self._normed(dt, self.dt_norm))
         return x, delta, self.dt_bias, self.A_log, self.D, bc, self.inner_norm_eps, b_scale, c_scale
 
     def _decode(self, inner: Tensor, z: Tensor, batch: StepBatch) -> Tensor:
@@ -141,25 +144,17 @@ class Mamba1Layer(nn.Module):
         wide = mixed.float()
         x = F.silu(wide if self.conv_bias is None else wide + self.conv_bias.float())
         parts = self.x_proj(x.to(mixed.dtype)).split((spec.dt_rank, spec.state_dim, spec.state_dim), dim=-1)
-        dt, b, c = self._normed(*parts)
+        norms = (self.dt_norm, self.b_norm, self.c_norm)
+        dt, b, c = (self._normed(part, norm) for part, norm in zip(parts, norms, strict=True))
         delta = F.softplus(self.dt_proj(dt).float() + self.dt_bias)
         return x, delta, -self.A_log.exp(), b.float(), c.float()
 
-    def _normed(self, dt: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dt = self._normed_dt(dt)
-        if self.spec.inner_norms:
-            return dt, self.b_norm(b), self.c_norm(c)
+    def _normed(self, part: Tensor, norm: RMSNorm | None) -> Tensor:
+        """One of Δ's inner part, B and C by its norm, or by one without weights where the layer has norms."""
+        if norm is not None:
+            return norm(part)
         if self.inner_norm_eps is None:
-            return dt, b, c
-        return dt, self._normed_plainly(b), self._normed_plainly(c)
-
-    def _normed_dt(self, dt: Tensor) -> Tensor:
-        if self.spec.inner_norms:
-            return self.dt_norm(dt)
-        return dt if self.inner_norm_eps is None else self._normed_plainly(dt)
-
-    def _normed_plainly(self, part: Tensor) -> Tensor:
-        """A norm without weights."""
+            return part
         return F.rms_norm(part.float(), part.shape[-1:], eps=self.inner_norm_eps).to(part.dtype)
 
     def _scan(
