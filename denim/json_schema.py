@@ -72,7 +72,9 @@ def check_schema(schema: object, field: str, *, loosely: bool = False) -> None:
     while waiting:
         path, part, depth = waiting.pop()
         if depth > MAX_DEPTH:
-            raise RequestError(f"{field}: the schema is deeper than {MAX_DEPTH} at {path[:200]}", field)
+            raise RequestError(
+                f"{field}: the schema is deeper than {MAX_DEPTH} at {path[:200]}; make it flatter", field
+            )
         if isinstance(part, bool):
             continue
         if not isinstance(part, Mapping):

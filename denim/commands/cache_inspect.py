@@ -76,8 +76,8 @@ def _ask(url: str, api_key: str | None) -> str:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as error:
-        hint = "; give --api-key" if error.code in (401, 403) else ""
-        raise ConfigError(f"{url} answered {error.code} {error.reason}{hint}") from None
+        hint = "--api-key" if error.code in (401, 403) else WANTED
+        raise ConfigError(f"{url} answered {error.code} {error.reason}; give {hint}") from None
     except (OSError, ValueError) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         raise ConfigError(f"{url} cannot be asked: {why}; is `denim serve` running there?") from None

@@ -140,7 +140,7 @@ def _files(folder: Path) -> dict[str, Any]:
                     tensors += 1
                     mtp_tensors += name.startswith("mtp.")
         except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
+            raise ConfigError(f"{path} cannot be read as safetensors: {error}; download it again") from error
     size = sum(path.stat().st_size for path in paths)
     return {
         "count": len(paths),

@@ -40,7 +40,7 @@ def need_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out {str(folder)!r} cannot be made a folder: {error}") from error
+        raise ConfigError(f"--out {str(folder)!r} cannot be made a folder: {error}; name another") from error
 
 
 def write(folder: Path, name: str, result: dict[str, Any], figure: Any) -> None:

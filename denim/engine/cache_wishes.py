@@ -51,7 +51,7 @@ class CacheWishes:
         if behind:
             raise RequestError(
                 f"cache_control has {behind[0]}, but the prompt has {tokens} tokens; positions count tokens"
-                " from its beginning",
+                " from its beginning; leave out what is behind its end",
                 "cache_control",
             )
 

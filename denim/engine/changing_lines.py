@@ -28,7 +28,7 @@ class ChangingLines:
                 self._found.append(re.compile(pattern))
             except (re.error, TypeError) as error:
                 raise ConfigError(
-                    f"strip_lines has {pattern!r}, which is no regular expression: {error}"
+                    f"strip_lines has {pattern!r}, which is no regular expression: {error}; correct it"
                 ) from None
 
     def without(self, messages: Messages) -> Messages:

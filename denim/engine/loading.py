@@ -54,7 +54,10 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
-            raise ConfigError(f"device={name!r}, but torch {torch.__version__} sees {count} CUDA devices")
+            raise ConfigError(
+                f"device={name!r}, but torch {torch.__version__} sees {count} CUDA devices; take 'auto' or"
+                " 'cpu'"
+            )
         if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
     return device

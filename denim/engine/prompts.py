@@ -112,7 +112,7 @@ class PromptReader:
             place = next(i for i, token in enumerate(ids) if not 0 <= token < self._vocab_size)
             raise RequestError(
                 f"token id {int(tokens[place])} at position {place} is outside the vocabulary of"
-                f" {self._vocab_size} tokens"
+                f" {self._vocab_size} tokens; ids are below that, from 0 on"
             )
         return ids
 

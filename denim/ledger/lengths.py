@@ -64,10 +64,10 @@ class Lengths:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--trace {path} cannot be read: {error}") from error
+            raise ConfigError(f"--trace {path} cannot be read: {error}; give another") from error
         pairs = [_pair(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
         if not pairs:
-            raise ConfigError(f"--trace {path} has no request")
+            raise ConfigError(f"--trace {path} has no request; give a file with one a line")
         return cls(path.name, tuple(p for p, _ in pairs), tuple(p + o for p, o in pairs))
 
     def within(self, longest: int) -> Lengths:
@@ -100,9 +100,9 @@ def _pair(path: Path, number: int, line: str) -> tuple[int, int]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"--trace {path}, line {number} is not JSON: {error}") from error
+        raise ConfigError(f"--trace {path}, line {number} is not JSON: {error}; correct it") from error
     if not isinstance(row, dict):
-        raise ConfigError(f"--trace {path}, line {number} is not a JSON object")
+        raise ConfigError(f"--trace {path}, line {number} is not a JSON object; make it one")
     prompt = _length(path, number, row, PROMPT_KEYS, least=1)
     return prompt, _length(path, number, row, OUTPUT_KEYS, least=0)
 
@@ -117,4 +117,4 @@ def _length(path: Path, number: int, row: Mapping[str, Any], keys: tuple[str, ..
                 f"--trace {path}, line {number}: {key} is {value!r}; it must be a whole "
                 f"number of at least {least}"
             )
-    raise ConfigError(f"--trace {path}, line {number} has none of {', '.join(keys)}")
+    raise ConfigError(f"--trace {path}, line {number} has none of {', '.join(keys)}; add one")

@@ -84,12 +84,18 @@ def _ffn(ffn: FFN, n: int) -> FFN:
 
 def _divided(what: str, count: int, n: int) -> int:
     if count % n:
-        raise ConfigError(f"--tensor-parallel is {n}, which does not divide this model's {count} {what}")
+        raise _indivisible(n, count, what)
     return count // n
 
 
 def _repeated(what: str, count: int, n: int) -> int:
     """Where there are fewer than devices, each device has a whole one, and some have the same."""
     if count % n and n % count:
-        raise ConfigError(f"--tensor-parallel is {n}, which does not divide this model's {count} {what}")
+        raise _indivisible(n, count, what)
     return max(1, count // n)
+
+
+def _indivisible(n: int, count: int, what: str) -> ConfigError:
+    return ConfigError(
+        f"--tensor-parallel is {n}, which does not divide this model's {count} {what}; give a divisor"
+    )

@@ -40,7 +40,9 @@ def find_tensors(folder: Path) -> dict[str, Path]:
     index = folder / INDEX
     if not index.exists():
         if not files:
-            raise ConfigError(f"{folder} holds no *.safetensors file; Denim reads no other weight format")
+            raise ConfigError(
+                f"{folder} holds no *.safetensors file; Denim reads no other weight format: convert them"
+            )
         where: dict[str, Path] = {}
         for file in files:
             for name in _header(file):
@@ -55,7 +57,7 @@ def find_tensors(folder: Path) -> dict[str, Path]:
     try:
         assigned = json.loads(index.read_text())["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{index} is not a safetensors index: {error!r}") from None
+        raise ConfigError(f"{index} is not a safetensors index: {error!r}; download it again") from None
     shards = {folder / file for file in assigned.values()}
     lost = sorted(file.name for file in shards if not file.exists())
     if lost:
@@ -66,7 +68,9 @@ def find_tensors(folder: Path) -> dict[str, Path]:
     where = {name: folder / file for name, file in assigned.items()}
     for name, file in where.items():
         if name not in headers[file]:
-            raise ConfigError(f"{index.name} places {name!r} in {file.name}, which does not hold it")
+            raise ConfigError(
+                f"{index.name} places {name!r} in {file.name}, which does not hold it; download both again"
+            )
     for file, names in headers.items():
         for name in names - where.keys():
             if name.startswith(MTP_PREFIX):
@@ -121,7 +125,7 @@ class TensorFiles:
         try:
             check_scale(values, numbers, self._block)
         except ValueError as error:
-            raise ConfigError(f"{self._where[scale]}: tensor {scale!r} has {error}") from None
+            raise ConfigError(f"{self._where[scale]}: tensor {scale!r} has {error}; download again") from None
         return values, numbers
 
     def _checked(self, name: str, scale: str | None) -> Tensor:
@@ -135,7 +139,8 @@ class TensorFiles:
         if quantised != (scale is not None):
             seen = "has no scale" if quantised else f"is {tensor.dtype} and has a scale, {scale!r}"
             raise ConfigError(
-                f"{self._where[name]}: tensor {name!r} {seen}; FP8 weights and scales come in pairs"
+                f"{self._where[name]}: tensor {name!r} {seen}; FP8 weights and scales come in pairs:"
+                " download again"
             )
         return tensor
 

@@ -58,7 +58,8 @@ def load_model(
         if canonical is not None:
             if canonical in published:
                 raise ConfigError(
-                    f"{folder}: {name!r} and {published[canonical]!r} are the same tensor under two names"
+                    f"{folder}: {name!r} and {published[canonical]!r} are the same tensor under two names;"
+                    " remove one"
                 )
             published[canonical] = name
     published = _with_appended_mtp(published)
@@ -123,7 +124,7 @@ def _fill(file: Path, name: str, tensor: Tensor, target: Tensor) -> None:
     if tensor.shape != target.shape:
         raise ConfigError(
             f"{file}: tensor {name!r} has shape {list(tensor.shape)},"
-            f" the config asks for {list(target.shape)}"
+            f" the config asks for {list(target.shape)}; is the config of another model?"
         )
     _warn_of_zero_rows(name, tensor)
     target.copy_(tensor)
@@ -134,7 +135,7 @@ def _check_names(
 ) -> None:
     missing = sorted(targets.keys() - published.keys())
     if missing:
-        hint = ""
+        hint = "; download them again, or give the model's own config"
         if missing == [HEAD]:
             hint = "; if the head is the embedding, the config should say tie_word_embeddings: true"
         raise ConfigError(f"{folder}: the weights lack {_some(missing)}{hint}")

@@ -42,7 +42,8 @@ async def attended(
                 raise ClientGoneError
             late = record.deadline(options)
             if late is not None and late[0] <= time.monotonic():
-                raise ApiError(504, f"the answer is not there within the server's {late[1]}", param=late[1])
+                what = f"the answer is not there within the server's {late[1]}; ask for less, or raise it"
+                raise ApiError(504, what, param=late[1])
     finally:
         task.cancel()
         gone.cancel()

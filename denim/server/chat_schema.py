@@ -41,9 +41,11 @@ class ContentPart(ApiModel):
     def is_text(self) -> Self:
         """Raises PydanticCustomError for what a language model does not read."""
         if self.type not in TEXT_PARTS:
-            raise PydanticCustomError("not_text", "{type}: this model reads text only", {"type": self.type})
+            raise PydanticCustomError(
+                "not_text", "{type}: this model reads text only; send text", {"type": self.type}
+            )
         if self.text is None:
-            raise PydanticCustomError("no_text", "the part has no text")
+            raise PydanticCustomError("no_text", "the part has no text; give it some")
         return self
 
 
@@ -159,11 +161,13 @@ class ChatRequest(SamplingFields):
         if self.best_of not in (None, 1):
             raise RequestError("best_of is not served; ask for n completions and choose yourself", "best_of")
         if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options is for stream=true only", "stream_options")
+            raise RequestError(
+                "stream_options is for stream=true only; leave out the one or set the other", "stream_options"
+            )
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs=true", "top_logprobs")
         if self.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs are served by /v1/completions", "prompt_logprobs")
+            raise RequestError("prompt_logprobs are served by /v1/completions; ask there", "prompt_logprobs")
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
         offered = [tool.function.name for tool in self.tools or ()]
         check_tool_choice(self.tool_choice == "required", named, offered)

@@ -43,13 +43,22 @@ class CompletionRequest(SamplingFields):
         if self.best_of not in (None, 1):
             raise RequestError("best_of is not served; ask for n completions and choose yourself", "best_of")
         if self.suffix:
-            raise RequestError("suffix is not served: no served model fills in the middle", "suffix")
+            raise RequestError(
+                "suffix is not served: no served model fills in the middle; leave it out", "suffix"
+            )
         if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options is for stream=true only", "stream_options")
+            raise RequestError(
+                "stream_options is for stream=true only; leave out the one or set the other", "stream_options"
+            )
         if self.stream and self.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs are not sent in streams", "prompt_logprobs")
+            raise RequestError(
+                "prompt_logprobs are not sent in streams; leave out one of the two", "prompt_logprobs"
+            )
         if self.stream and self.echo and self.logprobs is not None:
-            raise RequestError("logprobs of an echoed prompt are not sent in streams", "logprobs")
+            raise RequestError(
+                "logprobs of an echoed prompt are not sent in streams; leave out stream, echo or logprobs",
+                "logprobs",
+            )
         if self.max_tokens == 0 and not self.echo:
             raise RequestError(
                 "max_tokens=0 needs echo=true; without it there is nothing to answer", "max_tokens"

@@ -54,7 +54,7 @@ class Conversation:
         if closed:
             raise ApiError(
                 400,
-                f"chat_template_kwargs has {closed[0]!r}, which is not for requests to set",
+                f"chat_template_kwargs has {closed[0]!r}, which is not for requests to set; leave it out",
                 param=f"chat_template_kwargs.{closed[0]}",
             )
         marks = sum(len(message.get("cache_control", ())) for message in self.messages)

@@ -129,7 +129,9 @@ def _check_end(finish_reason: str) -> None:
     if finish_reason == "error":
         raise ApiError(500, "the engine failed on this request; the server's log says why")
     if finish_reason == "abort":
-        raise ApiError(503, "the request was ended by the server", headers={"retry-after": "5"})
+        raise ApiError(
+            503, "the request was ended by the server; send it again", headers={"retry-after": "5"}
+        )
 
 
 async def _merged(

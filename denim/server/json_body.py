@@ -47,7 +47,8 @@ class JsonRequest(Request):
             except TimeoutError:
                 raise ApiError(
                     408,
-                    f"the body did not arrive within the server's body_timeout of {options.body_timeout:g} s",
+                    f"the body did not arrive within the server's body_timeout of"
+                    f" {options.body_timeout:g} s; send it faster, or less",
                     param="body_timeout",
                     headers=_CLOSE,
                 ) from None

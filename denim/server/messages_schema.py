@@ -154,7 +154,9 @@ class MessagesRequest(MessageFields):
             check_tool_choice(self.tool_choice.type == "any", named, offered)
         if self.messages[-1].role == "assistant":
             raise RequestError(
-                "the last message is the assistant's; beginning its answer for it is not served", "messages"
+                "the last message is the assistant's; beginning its answer for it is not served;"
+                " end with a user's",
+                "messages",
             )
 
 

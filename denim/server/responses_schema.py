@@ -164,7 +164,7 @@ class ResponsesRequest(ApiModel):
         if self.truncation == "auto":
             raise RequestError("truncation='auto' is not served; shorten the input", "truncation")
         if not self.input:
-            raise RequestError("input is empty", "input")
+            raise RequestError("input is empty; give text, or items", "input")
         offered = [tool.name for tool in self.tools or ()]
         named = self.tool_choice.name if isinstance(self.tool_choice, ResponsesNamedTool) else None
         check_tool_choice(self.tool_choice == "required", named, offered)

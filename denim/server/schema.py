@@ -108,7 +108,7 @@ def check_tool_choice(required: bool, named: str | None, offered: Sequence[str])
     if (required and not offered) or (named is not None and named not in offered):
         raise RequestError(
             f"tool_choice wants {'a tool' if named is None else repr(named)}, and tools has"
-            f" {', '.join(offered) or 'none'}",
+            f" {', '.join(offered) or 'none'}; offer it there, or choose otherwise",
             "tool_choice",
         )
 

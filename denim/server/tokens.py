@@ -118,7 +118,8 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
     for place, token in enumerate(body.tokens):
         if not 0 <= token < vocab_size:
             raise RequestError(
-                f"token id {token} at position {place} is outside the vocabulary of {vocab_size} tokens",
+                f"token id {token} at position {place} is outside the vocabulary of {vocab_size} tokens; ids"
+                " are below that, from 0 on",
                 "tokens",
             )
     return Text(prompt=await asyncio.to_thread(tokenizer.decode, body.tokens, bool(body.skip_special_tokens)))

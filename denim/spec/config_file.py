@@ -60,7 +60,9 @@ def load_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise unreadable(path, error) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+        raise ConfigError(
+            f"{path} cannot be read as JSON: {error}; correct it, or download it again"
+        ) from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds a JSON {type(value).__name__}; an object is needed")
     return value

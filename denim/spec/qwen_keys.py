@@ -77,7 +77,9 @@ def read_mtp_count(fields: Fields, default: int = 0) -> int:
     counts = {key: fields.integer(key) for key in MTP_COUNT_KEYS if key in fields}
     fields.ignore(*MTP_COUNT_KEYS)
     if len(set(counts.values())) > 1:
-        raise ConfigError(f"{fields.where}: {counts} contradict each other; they count the same MTP layers")
+        raise ConfigError(
+            f"{fields.where}: {counts} contradict each other; they count the same MTP layers: keep one"
+        )
     count = max(counts.values(), default=default)
     fields.demand("mtp_layer_types", [["full_attention"] * count])
     return count

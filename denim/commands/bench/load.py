@@ -59,7 +59,10 @@ async def meet(client: httpx.AsyncClient, api: Api) -> Server:
         if error is None or not error.startswith(REFUSALS):
             break
     if error is not None:
-        raise ConfigError(f"{api.base_url} cannot be measured with model {api.model!r}: {error}")
+        raise ConfigError(
+            f"{api.base_url} cannot be measured with model {api.model!r}: {error}; give the URL of a server"
+            " that runs, and a --model that it has"
+        )
     ignores = bool(asked.extras.get("ignore_eos"))
     if few.prompt_tokens is None or many.prompt_tokens is None:
         return Server(asked, WORDS_PER_TOKEN, None, ignores)
@@ -67,7 +70,7 @@ async def meet(client: httpx.AsyncClient, api: Api) -> Server:
     if tokens_per_word <= 0:
         raise ConfigError(
             f"{api.base_url} counts {few.prompt_tokens} tokens in {FEW} words and {many.prompt_tokens} in "
-            f"{MANY}; lengths cannot be asked for there"
+            f"{MANY}; lengths cannot be asked for there; measure a server that counts by the text"
         )
     fixed = max(0, round(few.prompt_tokens - FEW * tokens_per_word))
     return Server(asked, 1 / tokens_per_word, fixed, ignores)

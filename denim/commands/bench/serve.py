@@ -107,7 +107,10 @@ def bench_serve(
     else:
         show(result)
     if not result["completed"]:
-        raise ConfigError(f"no request was completed: {next(iter(result['errors']))}")
+        raise ConfigError(
+            f"no request was completed: {next(iter(result['errors']))}; ask for less, or look into the"
+            " server's log"
+        )
 
 
 def base_of(url: str) -> str:
@@ -147,12 +150,12 @@ def parse_extra_body(text: str | None) -> dict[str, Any]:
     try:
         body = json.loads(text or "{}")
     except ValueError as error:
-        raise ConfigError(f"--extra-body is no JSON: {error}") from error
+        raise ConfigError(f"--extra-body is no JSON: {error}; give an object") from error
     if not isinstance(body, dict):
         raise ConfigError(f"--extra-body is {text}; give a JSON object")
     own = [name for name in OWN_FIELDS if name in body]
     if own:
-        raise ConfigError(f"--extra-body has {own[0]!r}, which other options decide")
+        raise ConfigError(f"--extra-body has {own[0]!r}, which other options decide; leave it out")
     return body
 
 

@@ -43,7 +43,10 @@ def refuse_too_long(batches: list[int], context: int, prompts: list[int], longes
     steps go some way beyond `context`."""
     for length in [context + BEYOND, *prompts] if batches else prompts:
         if length > longest - 1:
-            raise ConfigError(f"{length} tokens are more than max_model_len={longest} has room for")
+            raise ConfigError(
+                f"{length} tokens are more than max_model_len={longest} has room for; lower --context or"
+                " --prompt"
+            )
 
 
 def show_profile(

@@ -64,7 +64,9 @@ def texts_of(llm: LLM, text: Path | None, length: int, windows: int) -> list[lis
     try:
         tokens = tokenizer.encode(text.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--text {str(text)!r} cannot be read as UTF-8 text: {error}") from error
+        raise RequestError(
+            f"--text {str(text)!r} cannot be read as UTF-8 text: {error}; give another"
+        ) from error
     if len(tokens) < length:
         raise RequestError(
             f"--text {str(text)!r} has {len(tokens):,} tokens; lower --length ({length:,}) or give more text"
