@@ -24,7 +24,7 @@ from bench.report import parser_of, write
 from denim import SamplingParams
 from denim.engine.core import EngineCore
 from denim.engine.options import EngineOptions
-from denim.runner.landing import Draw
+from denim.runner.landing import Landing
 from denim.runner.runner import Runner
 from denim.scheduler.scheduler import Scheduler
 
@@ -71,7 +71,7 @@ class TimedModel:
 
 WAITING, GRAPH_LAUNCH = "waiting", "graph launch"
 CALLS: dict[str, list[tuple[type, str]]] = {
-    WAITING: [(Draw, "wait")],
+    WAITING: [(Landing, "wait")],
     GRAPH_LAUNCH: [(torch.cuda.CUDAGraph, "replay")],
     "plan": [(Scheduler, "schedule"), (Scheduler, "launched")],
     "launch": [(Runner, "launch")],

@@ -73,17 +73,12 @@ class Draw:
         if landing is not None:
             landing.begin(tokens)
 
-    def wait(self) -> None:
-        """Until the tokens are on the host."""
-        if self._landing is not None:
-            self._landing.wait()
-
     def result(self) -> SampleResult:
         """Wait for the device. To be asked for once."""
-        self.wait()
         if self._landing is None:
             values = self.tokens.tolist()
         else:
+            self._landing.wait()
             values = self._landing.tokens.tolist()
             self._give_back(self._landing)
             self._landing = None
