@@ -131,3 +131,13 @@ class Case:
         assert not arrivals.any()
         self.change(window=inputs.window.cpu(), state=inputs.state.cpu())
         return out.cpu()
+
+    def check(self, tolerance: float, tiling: Tiling | None = None) -> None:
+        """A step of the kernel gives what the plain parts give in every live row, and leaves all else."""
+        live = self.inputs.slots >= 0
+        expected, window, state = self.plain()
+        out = self.fused(tiling)
+        near: dict[str, Any] = {"atol": tolerance, "rtol": tolerance}
+        torch.testing.assert_close(out[live], expected, **near)
+        torch.testing.assert_close(self.inputs.window, window, equal_nan=True, atol=0, rtol=0)
+        torch.testing.assert_close(self.inputs.state, state, equal_nan=True, **near)

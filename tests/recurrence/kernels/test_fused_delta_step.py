@@ -29,33 +29,19 @@ if DEVICE == "cuda":
     LAYERS += [((32, 1, 128, 128), {**KDA, "decay_floor": floor}) for floor in (None, -5.0)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
 @pytest.mark.parametrize(("sizes", "gates"), LAYERS, ids=str)
 def test_equals_the_plain_parts(
-    sizes: tuple[int, int, int, int], gates: dict[str, Any], dtype: torch.dtype
+    sizes: tuple[int, int, int, int], gates: dict[str, Any], dtype: torch.dtype, tolerance: float
 ) -> None:
-    case = Case(*sizes, dtype, [3, -1, 8, 0], **gates)
-    expected, window, state = case.plain()
-    out = case.fused()
-    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
-    torch.testing.assert_close(out[[0, 2, 3]], expected, **tolerance)
-    torch.testing.assert_close(case.inputs.window, window, equal_nan=True, atol=0, rtol=0)
-    torch.testing.assert_close(case.inputs.state, state, equal_nan=True, **tolerance)
-
-
-def check_fp32(case: Case, tiling: Tiling | None = None) -> None:
-    """A step whose rows all live."""
-    expected, window, state = case.plain()
-    torch.testing.assert_close(case.fused(tiling), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(case.inputs.window, window, equal_nan=True, atol=0, rtol=0)
-    torch.testing.assert_close(case.inputs.state, state, equal_nan=True, atol=1e-5, rtol=1e-5)
+    Case(*sizes, dtype, [3, -1, 8, 0], **gates).check(tolerance)
 
 
 @pytest.mark.parametrize("tiling", [Tiling(4, 1), Tiling(8, 2), Tiling(4, 1, 8), Tiling(16, 4)], ids=str)
 @pytest.mark.parametrize(("group", "gates"), [(3, {}), (1, KDA)], ids=["gated", "kda"])
 def test_tilings(group: int, gates: dict[str, Any], tiling: Tiling) -> None:
     """Heads spread over one program or several."""
-    check_fp32(Case(2, group, 16, 12, torch.float32, [3, 8], **gates), tiling)
+    Case(2, group, 16, 12, torch.float32, [3, -1, 8], **gates).check(1e-5, tiling)
 
 
 @pytest.mark.parametrize(("tiling", "length"), [(Tiling(8, 2), 3), (Tiling(16, 4), 6)], ids=str)
@@ -91,14 +77,14 @@ def test_beta_between_0_and_2() -> None:
     """OLMo-hybrid; with b = 8 the part of the state along k changes its sign."""
     case = Case(2, 3, 16, 12, torch.float32, [3, 8, 0], beta_limit=2.0)
     case.inputs.b[:] = 8.0
-    check_fp32(case)
+    case.check(1e-5)
 
 
 def test_strong_and_absent_decay_stay_finite() -> None:
     case = Case(1, 2, 16, 16, torch.float32, [1])
     case.change(a_log=torch.tensor([6.0, -40.0]))
     case.inputs.a[:] = torch.tensor([80.0, -80.0])
-    check_fp32(case)
+    case.check(1e-5)
 
 
 def test_kernels_are_not_imported_by_the_plain_engine() -> None:
