@@ -23,14 +23,11 @@ class SwapSpace:
         self._reserved: dict[int, int] = {}
         self._payloads: dict[int, Any] = {}
 
-    def fits(self, nbytes: int) -> bool:
-        return self.used_bytes + nbytes <= self.limit_bytes
-
     def reserve(self, request_id: int, nbytes: int) -> bool:
         """Set `nbytes` aside for a request that has none yet; False when that exceeds the limit."""
         if request_id in self._reserved:
             raise CapacityError(f"request {request_id} already has swap space")
-        if not self.fits(nbytes):
+        if self.used_bytes + nbytes > self.limit_bytes:
             return False
         self._reserved[request_id] = nbytes
         self.used_bytes += nbytes

@@ -11,7 +11,7 @@ from denim.memory.swap import SwapSpace
 def test_reserve_put_take():
     swap = SwapSpace(100)
     assert swap.reserve(1, 60)
-    assert not swap.fits(50) and not swap.reserve(2, 50)
+    assert not swap.reserve(2, 50)
     assert swap.reserve(3, 40)
     swap.put(1, ("slot", "pages"))
     swap.check()
