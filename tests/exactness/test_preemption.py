@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from denim import LLM
@@ -139,4 +141,34 @@ def test_a_cache_reset_takes_nothing_from_those_that_run(dense: Model) -> None:
     assert resets == 10
     for case, output in zip(cases, outputs, strict=True):
         assert len(output.outputs[0].token_ids) == 40
+        dense.judge.greedy(case.prompt, output.outputs[0].token_ids)
+
+
+def test_out_before_the_first_step_behind_a_hit(dense: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a step takes one prompt at most, a request may have a state to begin from, with recorded updates,
+    and no turn yet. It gives way with that state, which others begin from as well."""
+    way = seats(2, swap=True, deferred_writes=6, max_num_batched_tokens=128)
+    core = make_core(dense.folder, [greedy(tokens_of(300, 0, VOCAB), 20)], way)
+    config = replace(core.scheduler.config, max_prefill_spans=1)
+    monkeypatch.setattr(core.scheduler, "config", config)
+    history = tokens_of(70, 0, VOCAB)
+    first = core.requests[core.add(*greedy(history, 12))].output
+    while core.has_work:
+        core.step()
+    history += first.outputs[0].token_ids
+    long, tail = greedy(tokens_of(120, 1, VOCAB), 4), greedy(history + tokens_of(5, 2, VOCAB), 12)
+    outputs = [core.requests[core.add(*case)].output for case in (long, tail)]
+    core.step()
+    waiting = core.scheduler.requests[max(core.scheduler.requests)]
+    assert waiting.computed == len(history) - 1
+    assert core.arena.tag(waiting.state_slot).pending > 1
+    core.add([1, 2], SamplingParams(max_tokens=2), priority=-1)
+    core.step()
+    assert core.stats()["swapped"] == 1
+    other = greedy(history + tokens_of(4, 3, VOCAB), 12)
+    outputs.append(core.requests[core.add(*other)].output)
+    while core.has_work:
+        core.step()
+    assert [output.num_cached_tokens for output in outputs] == [0, len(history) - 1, len(history) - 1]
+    for case, output in zip((long, tail, other), outputs, strict=True):
         dense.judge.greedy(case.prompt, output.outputs[0].token_ids)

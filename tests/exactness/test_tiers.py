@@ -313,3 +313,31 @@ def test_files_of_another_model_or_layout(
     core = core_of(models["dense"], 500, disk_cache=tmp_path, max_num_batched_tokens=64, deferred_writes=4)
     assert ask(core, [*tokens_of(70, 0, VOCAB), 1]).num_cached_tokens == 70
     core.close()
+
+
+def test_records_are_written_once_where_a_checkpoint_leaves_as_somebody_begins_from_it(
+    dense: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one step a request begins from a state with recorded updates, and that goes to host memory."""
+    core = core_of(dense, deferred_writes=6)
+    prompt = tokens_of(70, 0, VOCAB)
+    history = [*prompt, *ask(core, prompt).outputs[0].token_ids]
+    cache, prefixes = core.scheduler.prefixes.cache, core.scheduler.prefixes
+    assert max(core.arena.tag(n.checkpoint.slot).pending for n in cache.tree.nodes() if n.checkpoint) > 1
+    reserve = prefixes.reserve  # called between admission and the dealing of spans
+
+    def crowded(*given: Any) -> None:
+        cache.evict_all()
+        reserve(*given)
+
+    monkeypatch.setattr(prefixes, "reserve", crowded)
+    id_ = core.add(history + tokens_of(3, 1, VOCAB), PARAMS)
+    output = core.requests[id_].output
+    core.step()
+    monkeypatch.undo()
+    while core.has_work:
+        core.step()
+    assert judged(dense, output).num_cached_tokens == len(history) - 1
+    push_out(core)
+    output = judged(dense, ask(core, history + tokens_of(3, 2, VOCAB)))
+    assert output.num_cached_tokens == len(history) - 1 <= loaded(core)
