@@ -110,7 +110,6 @@ def gated_delta_chunks(
     key_heads: int,
     *,
     beta_limit: float = 1.0,
-    scale: float | None = None,
     plan: PassPlan | None = None,
 ) -> Tensor:
     """The gated delta rule over the sequences of `table`; states are read from and written to their slots.
@@ -118,9 +117,9 @@ def gated_delta_chunks(
     rows: [T, 2 * Hk * d_k + Hv * d_v] = [q | k | v] behind convolution, activation and, for q and k,
     normalisation; b, a: [T, Hv], rows of one distance; a_log: [Hv] fp32; dt_bias: [Hv]; state: [slots, Hv,
     d_v, d_k], slots any distance apart. beta = beta_limit * sigmoid(b), alpha = exp(-exp(a_log) softplus(a +
-    dt_bias)). scale is applied to q; None means d_k ** -0.5. table.size is at most `largest_chunk`. plan: how
-    the pass of the portable kernels is cut, None: `plan_of`, or the kernels for Hopper where they suit.
-    Returns [T, Hv, d_v] in rows' dtype. bf16 rows: bf16 operands, fp32 sums; fp32 rows: IEEE fp32 throughout.
+    dt_bias)). q is scaled by d_k ** -0.5. table.size is at most `largest_chunk`. plan: how the pass of the
+    portable kernels is cut, None: `plan_of`, or the kernels for Hopper where they suit. Returns [T, Hv, d_v]
+    in rows' dtype. bf16 rows: bf16 operands, fp32 sums; fp32 rows: IEEE fp32 throughout.
     """
     heads, value_dim, key_dim = state.shape[1:]
     keys = key_heads * key_dim
@@ -137,8 +136,8 @@ def gated_delta_chunks(
 
         if suits(rows, table, state):
             inputs = (rows, b, a, a_log, dt_bias, table, state, key_heads)
-            return hopper_delta(*inputs, beta_limit=beta_limit, scale=scale)
-    scale = key_dim**-0.5 if scale is None else scale
+            return hopper_delta(*inputs, beta_limit=beta_limit)
+    scale = key_dim**-0.5
     chunks = len(table.chunks)
     solve = torch.empty(chunks, heads, size, size, dtype=rows.dtype, device=rows.device)
     since = torch.empty(chunks, heads, size, dtype=torch.float32, device=rows.device)

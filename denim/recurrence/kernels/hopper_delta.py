@@ -61,13 +61,12 @@ def hopper_delta(
     key_heads: int,
     *,
     beta_limit: float = 1.0,
-    scale: float | None = None,
     span: int | None = None,
 ) -> Tensor:
     """As `gated_delta_chunks.gated_delta_chunks`, for calls that `suits`. span: chunks of a segment, 0:
     sequences are not cut, None: `span_of`."""
     heads, chunks, sequences = state.shape[1], len(table.chunks), len(table.slot_out)
-    scale = DIM.value**-0.5 if scale is None else scale
+    scale = DIM.value**-0.5
     place = {"device": rows.device}
     solve = torch.empty(chunks, heads, SIZE.value, SIZE.value, dtype=rows.dtype, **place)
     since = torch.empty(chunks, heads, SIZE.value, dtype=torch.float32, **place)

@@ -199,7 +199,6 @@ def kimi_delta_chunks(
     state: Tensor,
     *,
     decay_floor: float | None = None,
-    scale: float | None = None,
     plan: PassPlan | None = None,
 ) -> Tensor:
     """The delta rule with vector decay over the sequences of `table`; states lie in their slots.
@@ -207,8 +206,8 @@ def kimi_delta_chunks(
     rows: [T, 2 * H * d_k + H * d_v] = [q | k | v] behind convolution, activation and, for q and k,
     normalisation; b: [T, H]; f: [T, H * d_k]; a_log: [H], dt_bias: [H * d_k], fp32; state: [slots, H, d_v,
     d_k], slots any distance apart. beta = sigmoid(b); log alpha = -exp(a_log) softplus(f + dt_bias), or
-    decay_floor * sigmoid(exp(a_log) (f + dt_bias)) (arXiv 2510.26692 and Ling-3.0). scale is applied to q;
-    None means d_k ** -0.5. table.size is at most `largest_chunk`. plan: how the pass is cut, None: `plan_of`.
+    decay_floor * sigmoid(exp(a_log) (f + dt_bias)) (arXiv 2510.26692 and Ling-3.0). q is scaled by
+    d_k ** -0.5. table.size is at most `largest_chunk`. plan: how the pass is cut, None: `plan_of`.
     Returns [T, H, d_v] in rows' dtype. bf16 rows: bf16 operands, fp32 sums; fp32 rows: IEEE fp32 throughout.
     """
     heads, value_dim, key_dim = state.shape[1:]
@@ -216,7 +215,7 @@ def kimi_delta_chunks(
     assert b.shape == (len(rows), heads) and f.shape == (len(rows), heads * key_dim)
     assert rows.stride(1) == 1 and b.stride(1) == 1 and f.stride(1) == 1
     assert table.size <= largest_chunk(rows.dtype)
-    scale = key_dim**-0.5 if scale is None else scale
+    scale = key_dim**-0.5
     inputs = (rows, b, f, a_log, dt_bias, table, heads, decay_floor, scale)
     terms = None
     if on_hopper(rows.device):
