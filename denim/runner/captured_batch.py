@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,14 @@ from denim.runner.step_shapes import StepShape
 _SPARE_CHUNKS = 3
 
 
+class _TablePlaces(NamedTuple):
+    """A chunk table's two tensors, as `ChunkTable.from_flat` takes them: on the device, and in pinned memory
+    for either turn of a step (`InputBuffers.begin`)."""
+
+    device: tuple[Tensor, Tensor]
+    pinned: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
 @dataclass
 class CapturedBatch(StepBatch):
     """`staged`: where its inputs are written on the host. Chunk tables are made once for each size, as the
@@ -31,7 +40,7 @@ class CapturedBatch(StepBatch):
 
     shape: StepShape = field(default_factory=lambda: StepShape(0))
     staged: list[StaticInputs] = field(default_factory=list)
-    _places: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _places: dict[int, _TablePlaces] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -71,27 +80,32 @@ class CapturedBatch(StepBatch):
     def chunks(self, size: int) -> ChunkTable:
         if size not in self._chunk_tables:
             places, slots, _ = self._arrays(size, [0] * (self.shape.spans + 1), [], [], [])
-            device = self.positions.device
-            self._places[size] = torch.from_numpy(places).to(device), torch.from_numpy(slots).to(device)
+            empty = torch.from_numpy(places), torch.from_numpy(slots)
+            on_device = empty[0].to(self.positions.device), empty[1].to(self.positions.device)
+            first, second = [(empty[0].clone().pin_memory(), empty[1].clone().pin_memory()) for _ in range(2)]
+            self._places[size] = _TablePlaces(on_device, (first, second))
             self._chunk_tables[size] = ChunkTable.from_flat(
-                *self._places[size], sequences=self.shape.spans, size=size, longest=self._most(size)
+                *on_device, sequences=self.shape.spans, size=size, longest=self._most(size)
             )
         return self._chunk_tables[size]
 
-    def chunk_content(self, step: HostStep) -> list[tuple[Tensor, np.ndarray]] | None:
-        """For each tensor of the chunk tables what it holds in `step`; None when that is more than there is
-        room for."""
-        content: list[tuple[Tensor, np.ndarray]] = []
+    def send_chunks(self, step: HostStep, turn: int) -> bool:
+        """Fill the chunk tables for a step by way of the pinned memory of a `turn`; nobody waits. False, and
+        nothing is sent, when its chunks are more than there is room for."""
         rows = step.decode
-        for size, targets in self._places.items():
+        transfers: list[tuple[Tensor, Tensor, np.ndarray]] = []
+        for size, (on_device, pinned) in self._places.items():
             offsets = (step.cu_seqlens[rows:] - rows).tolist()
-            places, slots, longest = self._arrays(
+            *content, longest = self._arrays(
                 size, offsets, step.slot_in[rows:], step.slot_out[rows:], step.saves[rows:]
             )
-            if len(places) > len(targets[0]) or longest > self._most(size):
-                return None
-            content += zip(targets, (places, slots), strict=True)
-        return content
+            if len(content[0]) > len(on_device[0]) or longest > self._most(size):
+                return False
+            transfers += zip(on_device, pinned[turn], content, strict=True)
+        for target, staged, array in transfers:
+            staged.numpy()[:] = array
+            target.copy_(staged, non_blocking=True)
+        return True
 
     def _most(self, size: int) -> int:
         return -(-self.shape.tokens // size) + _SPARE_CHUNKS * self.shape.spans

@@ -75,6 +75,13 @@ class InputBuffers:
         staged = [StaticInputs.of(buffer.numpy(), np.int64, shape) for buffer, _ in self._staged]
         return StaticInputs.of(self._buffer, torch.int64, shape), staged
 
+    def begin(self) -> int:
+        """Which of the host's two buffers the next step is written to, 0 or 1. All that was sent in that turn
+        has arrived: only a host that is two steps ahead waits."""
+        self._turn = 1 - self._turn
+        self._staged[self._turn][1].synchronize()
+        return self._turn
+
     def send(
         self,
         staged: Sequence[StaticInputs],
@@ -82,11 +89,10 @@ class InputBuffers:
         step: HostStep,
         pending: Sequence[int] | None,
     ) -> StaticInputs:
-        """Write a step that `shape` holds and send it; nobody waits. `staged`: the second of `inputs`.
-        Returns what was sent. pending: of each decode row the records in its slot's ring; None: no rings."""
-        self._turn = 1 - self._turn
+        """Write the step that began, which `shape` holds, and send it behind what else is sent in its turn;
+        nobody waits. `staged`: the second of `inputs`. Returns what was sent. pending: of each decode row the
+        records in its slot's ring; None: no rings."""
         buffer, sent = self._staged[self._turn]
-        sent.synchronize()  # the copy before the last; only a host that is two steps ahead waits
         same = self._held[self._turn] == shape and self._tokens[self._turn] is step.tokens
         (_write_on if same else _write_all)(staged[self._turn], shape, step, pending)
         self._held[self._turn], self._tokens[self._turn] = shape, step.tokens

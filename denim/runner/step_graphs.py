@@ -102,11 +102,8 @@ class StepGraphs:
     def _fill(self, batch: CapturedBatch, step: HostStep, pending: Sequence[int] | None = None) -> bool:
         """Bring a step and padding to where the graph reads them, in transfers that nobody waits for. False
         when its chunks are more than the shape has room for."""
-        tables = batch.chunk_content(step)
-        if tables is None:
+        if not batch.send_chunks(step, self._inputs.begin()):
             return False
-        for target, array in tables:
-            target.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
         sent = self._inputs.send(batch.staged, batch.shape, step, pending)
         batch.kv_lengths, batch.page_offsets = sent.kv_lens.tolist(), sent.page_indptr.tolist()
         batch.cu_seqlens = sent.q_indptr.tolist()
