@@ -30,8 +30,8 @@ def _key(y):
 
 
 @triton.jit
-def weight(y, unit, least=None):
-    """Integers in proportion to exp(y), 0 below `least`."""
+def weight(y, unit, least):
+    """Integers in proportion to exp(y), 0 below `least`, if that is not None."""
     share = tl.exp(y) * unit
     if least is not None:
         share = tl.where(y >= least, share, 0.0)

@@ -27,7 +27,7 @@ def _of_part(
     temperature = tl.load(temperature_ptr + program)
     top = scaled(row_ptr, tl.maximum(tl.load(best_ptr + row), 0), vocab, temperature)
     x = scaled(row_ptr, part * block + tl.arange(0, block), vocab, temperature)
-    tl.store(sums_ptr + program * tl.num_programs(1) + part, tl.sum(weight(x - top, unit), 0))
+    tl.store(sums_ptr + program * tl.num_programs(1) + part, tl.sum(weight(x - top, unit, None), 0))
 
 
 @triton.jit
@@ -62,7 +62,7 @@ def _of_row(
     part = tl.minimum(tl.sum(passed.to(tl.int32), 0), parts - 1)
     target -= tl.sum(tl.where(lane < part, sums, 0), 0)
     x = scaled(row_ptr, part * block + tl.arange(0, block), vocab, temperature)
-    place = tl.sum((tl.cumsum(weight(x - top, unit), 0) <= target).to(tl.int32), 0)
+    place = tl.sum((tl.cumsum(weight(x - top, unit, None), 0) <= target).to(tl.int32), 0)
     token = tl.minimum(part * block + place, vocab - 1).to(tl.int64)
     tl.store(tokens_ptr + program, tl.where(best < 0, best, token))
 
