@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from denim.errors import ConfigError
+from denim.ledger.units import plural
 
 try:
     import uvicorn
@@ -88,7 +89,8 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:
-            log.info("stopping: %d completion(s) still run", self._serving.gate.open)
+            running = self._serving.gate.open
+            log.info("stopping: %d %s to finish", running, plural("completion", running))
         self._serving.gate.draining = True
         super().handle_exit(sig, frame)
 

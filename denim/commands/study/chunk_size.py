@@ -24,7 +24,7 @@ from denim.commands.picture import need_folder, need_matplotlib, new_figure, wri
 from denim.commands.study.chunk_forms import forms_on
 from denim.engine.loading import choose_device
 from denim.errors import ConfigError
-from denim.ledger.units import flops_text
+from denim.ledger.units import flops_text, plural
 from denim.spec.linear import GatedDeltaNet
 
 CHUNKS = (16, 32, 64, 128, 256)
@@ -53,8 +53,8 @@ def study_chunk_size(
         return
     console = Console(highlight=False)
     console.print(
-        f"gated delta rule, {heads} heads of {dim}, {tokens:,} tokens, {result['device']}: "
-        f"median of {rounds} rounds",
+        f"gated delta rule, {heads} {plural('head', heads)} of {dim}, {tokens:,} {plural('token', tokens)}, "
+        f"{result['device']}: median of {rounds} {plural('round', rounds)}",
         soft_wrap=True,
     )
     for form in result["fastest_chunk"]:

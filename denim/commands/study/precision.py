@@ -25,6 +25,7 @@ from denim.commands.study.perplexity import EXACT, MEMORY, perplexity
 from denim.commands.study.storage import STORAGES
 from denim.engine import LLM
 from denim.errors import ConfigError
+from denim.ledger.units import plural
 
 NAME = "study-precision"
 FEWEST_TOKENS = 64
@@ -65,7 +66,8 @@ def study_precision(
         console.print(drift_table(result["drift"][source]))
     ppl = result["perplexity"]
     console.print(
-        f"denim-tiny, {ppl['texts']} texts of {ppl['length']:,} tokens, one token a step: perplexity"
+        f"denim-tiny, {ppl['texts']} {plural('text', ppl['texts'])} of {ppl['length']:,} tokens, "
+        "one token a step: perplexity"
     )
     console.print(stretch_table(ppl, "perplexity", "{:.2f}"))
     console.print("mean |Δ log-probability| against all fp32, thousandths of a nat")
