@@ -279,6 +279,19 @@ def test_what_is_wrong_goes_from_files_too(world: World) -> None:
     world.close()
 
 
+def test_what_turns_out_wrong_while_it_is_read_is_not_kept(world: World) -> None:
+    world.put(tokens_of(10))
+    world.forget_host()
+    ids = as_tokens(tokens_of(10))
+    node = world.disk.find(SPACE, as_tokens(tokens_of(11)))
+    assert world.disk.read(SPACE, ids, node)
+    world.disk._reading[0].job.finish()
+    world.disk.discard(SPACE, ids)
+    world.disk.finish()
+    assert world.host.at(SPACE, ids) is None and world.get(tokens_of(11)) == 0
+    world.host.check()
+
+
 @pytest.mark.parametrize("files", [True, False])
 def test_reset(world: World, files: bool) -> None:
     """A step that failed leaves files alone; who asks to forget everything gets just that."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from denim import LLM, AsyncEngine, RequestError, SamplingParams
 from tests.exactness.harness import tokens_of
@@ -187,6 +188,33 @@ def test_a_request_whose_logits_are_not_finite_leaves_nothing(mute: tuple[Path, 
     outputs = llm.generate(prompts, GREEDY)
     for asked, after in zip(prompts, outputs, strict=True):
         judge.greedy(asked, after.outputs[0].token_ids)
+
+
+def test_a_step_behind_the_last_one_spoils_what_was_left(
+    mute: tuple[Path, Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps overlap: when the stop is seen, the next one is on its way, and its logits are not finite."""
+    llm = make(mute, async_scheduling=True)
+    core, prompt = llm.core, tokens_of(100, 0, VOCAB)
+    tokens = llm.generate([prompt], GREEDY)[0].outputs[0].token_ids
+    stop = tokens[4]
+    last = tokens.index(stop)
+    llm.reset_prefix_cache()
+    steps, plain = [], core.parts.forward.last_logits
+
+    def spoilt(*given: Any) -> torch.Tensor:
+        logits = plain(*given)
+        steps.append(len(steps))
+        return logits * float("nan") if len(steps) == last + 2 else logits
+
+    monkeypatch.setattr(core.parts.forward, "last_logits", spoilt)
+    params = SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[stop])
+    (output,) = llm.generate([prompt], params)
+    assert output.outputs[0].token_ids == tokens[: last + 1]
+    assert llm.stats()["prefix"]["checkpoints"] > 0
+    core.settle()
+    assert len(steps) == last + 2
+    assert llm.stats()["prefix"]["checkpoints"] == 0
 
 
 def test_a_step_that_fails_empties_the_cache(

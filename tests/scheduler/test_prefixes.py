@@ -136,17 +136,18 @@ def test_a_checkpoint_that_lets_a_request_fail_goes() -> None:
 def test_what_a_last_step_spoiled_can_be_discarded() -> None:
     """The step behind a request's last one wrote to the donated slot, and its outcome comes later."""
     engine = engine_of()
-    request = engine.add(prompt_of(12), 3)
-    plans = [engine.begin()]
-    while request.id in engine.scheduler.requests:
-        plans.append(engine.begin())
-        if len(plans) == 2:
-            engine.complete(plans.pop(0))
-    if plans and plans[0] is not None:
-        engine.scheduler.prefixes.discard(request.id)
-        assert engine.scheduler.prefixes.cache.tree.checkpoints == 0
-        engine.complete(plans.pop(0))
+    request = engine.add(prompt_of(12), 9)
+    engine.step()
+    last, behind = engine.begin(), engine.begin()
+    engine.complete(last)
+    engine.scheduler.finish(request.id, "stop")
+    tree = engine.scheduler.prefixes.cache.tree
+    assert [node.end for node in tree.nodes() if node.checkpoint is not None] == [11, 13]
+    engine.scheduler.prefixes.discard(request.id)
+    assert tree.checkpoints == 0
+    engine.complete(behind)
     engine.scheduler.check()
+    assert run(engine, prompt_of(12)).reuse.cached == 0
 
 
 @pytest.mark.parametrize("reason", ["abort", "stop"])

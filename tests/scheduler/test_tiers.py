@@ -197,6 +197,25 @@ def test_what_is_wrong_goes_from_host_memory_too() -> None:
         engine.check_empty()
 
 
+def test_what_turns_out_wrong_on_its_way_up_is_not_begun_from() -> None:
+    """DS-08: its last reader fails while it comes up for another."""
+    engine = engine_of(delay=9)
+    run(engine, prompt_of(12))
+    failing = engine.add(prompt_of(12), 20)
+    engine.step()
+    assert failing.reuse.cached == 11
+    engine.scheduler.prefixes.cache.evict_all()
+    engine.step()
+    waiting = engine.add(prompt_of(12), 3)
+    engine.step()
+    assert engine.scheduler.prefixes.awaited
+    engine.scheduler.finish(failing.id, "error")
+    engine.drain()
+    assert waiting.reuse.cached == 0
+    engine.check_exact()
+    engine.check_empty()
+
+
 def test_salts_are_apart_there_too() -> None:
     """LO-06: sequences of another namespace find nothing in any tier."""
     engine = engine_of()
