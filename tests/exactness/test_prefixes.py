@@ -229,3 +229,57 @@ def test_records_of_a_checkpoint_are_written_once(dense: Model) -> None:
     for seed in range(3):
         output = judged(dense, ask(core, history + tokens_of(1 + seed, seed, VOCAB)))
         assert output.num_cached_tokens == len(history) - 1
+
+
+def move_all(core: EngineCore, name: str) -> None:
+    """Every entry of a class takes another's place or a free one's, as when scattered memory is joined."""
+    arena, compactor = core.arena, core.scheduler._holdings.compactor
+    held = [entry for slab in arena.free_in_open(name) for entry in arena.held_in(slab)]
+    free = [entry for slab in arena.free_in_open(name) for entry in arena.free_in(slab)]
+    assert 0 < len(held) <= len(free)
+    compactor._move(name, held, free[: len(held)])
+
+
+def test_what_is_kept_for_a_checkpoint_to_come_moves(dense: Model) -> None:
+    """Its slot is taken when it is within reach, and another prompt takes the step's tokens first."""
+    core = core_of(dense, max_num_batched_tokens=CHUNK)
+    prompts = [tokens_of(2 * CHUNK - 4, 1, VOCAB), tokens_of(50, 2, VOCAB)]
+    first = core.requests[core.add(prompts[0], PARAMS)].output
+    second = core.requests[core.add(prompts[1], PARAMS, cache=CacheWishes(cache_control=[40]))].output
+    request = core.scheduler.requests[max(core.scheduler.requests)]
+    while request.slot < 0:
+        core.step()
+    assert request.reuse.reserved and request.computed < 40
+    for name in ("slot", "page"):
+        move_all(core, name)
+    while core.has_work:
+        core.step()
+        core.check()
+    for output in (first, second):
+        judged(dense, output)
+    again = judged(dense, ask(core, prompts[1][:40] + tokens_of(9, 3, VOCAB)))
+    assert again.num_cached_tokens == 40
+
+
+def test_a_page_moves_in_the_step_that_copies_it(dense: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request begins inside a page, and room for others is made behind it in the same step."""
+    core = core_of(dense)
+    shared = tokens_of(PAGE + 5, 0, VOCAB)
+    leave(core, shared)
+    prefixes = core.scheduler.prefixes
+    reserve = prefixes.reserve  # called between admission and the dealing of spans
+
+    def crowded(*given: Any) -> None:
+        for name in ("slot", "page"):
+            move_all(core, name)
+        reserve(*given)
+
+    monkeypatch.setattr(prefixes, "reserve", crowded)
+    output = core.requests[core.add(shared + tokens_of(7, 1, VOCAB), PARAMS)].output
+    core.step()
+    monkeypatch.undo()
+    core.check()
+    while core.has_work:
+        core.step()
+    assert judged(dense, output).num_cached_tokens == len(shared)
+    assert judged(dense, ask(core, shared + tokens_of(7, 2, VOCAB))).num_cached_tokens == len(shared)

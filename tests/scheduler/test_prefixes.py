@@ -162,6 +162,22 @@ def test_a_request_that_ends_early_leaves_what_it_computed(reason: str) -> None:
     assert run(engine, prompt_of(30)).reuse.cached == computed
 
 
+def test_a_request_ends_where_its_state_is_a_checkpoint_that_has_left() -> None:
+    """Its own slot holds nothing then that could be kept."""
+    engine = engine_of()
+    request = engine.add(prompt_of(30), 5, marks=[20])
+    while request.computed < 20:
+        engine.step()
+    assert request.computed == 20 and request.reuse.state >= 0
+    cache = engine.scheduler.prefixes.cache
+    cache.evict_all()
+    engine.scheduler.finish(request.id, "abort")
+    engine.scheduler.check()
+    assert cache.tree.checkpoints == 0
+    assert run(engine, prompt_of(30)).reuse.cached == 0
+    engine.check_empty()
+
+
 def test_no_store_reads_and_leaves_nothing() -> None:
     engine = engine_of()
     run(engine, prompt_of(12))
