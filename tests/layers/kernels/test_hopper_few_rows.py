@@ -5,15 +5,12 @@ What it computes is tested on a device, in tests/gpu/test_hopper_few_rows.py.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from denim.layers.kernels import hopper_few_rows
-from denim.layers.kernels.hopper_few_rows import Cut, cut_of
+from denim.layers.kernels.hopper_few_rows import Cut, _swizzled, cut_of
+from tests.hopper_compiler import check_compiles
 
 
 def cut(rows: int, n: int, k: int, *, gated: bool = False, dtype: torch.dtype = torch.bfloat16) -> Cut | None:
@@ -37,27 +34,6 @@ def test_how_products_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cut(8, 1024, 1000) is None and cut(8, 1024, 1024, dtype=torch.float32) is None
 
 
-COMPILE = """
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon._runtime import GluonASTSource
-from denim.layers.kernels.hopper_few_rows import _few_rows as kernel, _swizzled
-
-sides = 2 if {gated} else 1
-constants = dict(k={k}, rows={rows}, programs={programs}, stages=4, gated={gated}, added={added})
-types = dict(add_ptr="*bf16", out_ptr="*bf16", gate_scale="fp32")
-types["x_desc"] = f"tensordesc<bf16[2, {rows}, 64],{{_swizzled(3, {programs})!r}}>"
-types["weight_desc"] = f"tensordesc<bf16[2, {{sides}}, {{64 // sides}}, 64],{{_swizzled(4, {programs})!r}}>"
-signature = {{}}
-for argument in kernel.arg_names:
-    signature[argument] = "constexpr" if argument in constants else types.get(argument, "i32")
-places = {{(kernel.arg_names.index(name),): value for name, value in constants.items()}}
-source = GluonASTSource(kernel, signature, places, {{}})
-made = compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=4, num_ctas={programs}))
-assert "wgmma" in made.asm["ptx"] and ("st.async" in made.asm["ptx"]) == ({programs} > 1)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("k", "rows", "programs", "gated", "added"),
@@ -68,12 +44,12 @@ assert "wgmma" in made.asm["ptx"] and ("st.async" in made.asm["ptx"]) == ({progr
         (192, 16, 2, True, True),
     ],
 )
-def test_compiles_without_a_device(
-    k: int, rows: int, programs: int, gated: bool, added: bool, tmp_path: object
-) -> None:
-    """In a process of its own: elsewhere Triton may have been told to interpret."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    code = COMPILE.format(k=k, rows=rows, programs=programs, gated=gated, added=added)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_compiles_without_a_device(k: int, rows: int, programs: int, gated: bool, added: bool) -> None:
+    sides = 2 if gated else 1
+    constants = {"k": k, "rows": rows, "programs": programs, "stages": 4, "gated": gated, "added": added}
+    types = {"_ptr": "*bf16", "gate_scale": "fp32", "": "i32"}
+    types["x_desc"] = f"tensordesc<bf16[2, {rows}, 64],{_swizzled(3, programs)!r}>"
+    types["weight_desc"] = f"tensordesc<bf16[2, {sides}, {64 // sides}, 64],{_swizzled(4, programs)!r}>"
+    needs = ["wgmma", "cp.async.bulk.tensor", *(["st.async"] if programs > 1 else [])]
+    options = {"num_warps": 4, "num_ctas": programs}
+    check_compiles("layers.kernels.hopper_few_rows", "_few_rows", constants, types, needs, **options)
