@@ -51,5 +51,5 @@ def test_compiles_without_a_device(k: int, rows: int, programs: int, gated: bool
     types["x_desc"] = f"tensordesc<bf16[2, {rows}, 64],{_swizzled(3, programs)!r}>"
     types["weight_desc"] = f"tensordesc<bf16[2, {sides}, {64 // sides}, 64],{_swizzled(4, programs)!r}>"
     needs = ["wgmma", "cp.async.bulk.tensor", *(["st.async"] if programs > 1 else [])]
-    options = {"num_warps": 4, "num_ctas": programs}
-    check_compiles("layers.kernels.hopper_few_rows", "_few_rows", constants, types, needs, **options)
+    module = "layers.kernels.hopper_few_rows"
+    check_compiles(module, "_few_rows", constants, types, needs, num_warps=4, num_ctas=programs)
