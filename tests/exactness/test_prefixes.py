@@ -4,6 +4,7 @@ happened to the checkpoint meanwhile."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -232,12 +233,14 @@ def test_records_of_a_checkpoint_are_written_once(dense: Model) -> None:
 
 
 def move_all(core: EngineCore, name: str) -> None:
-    """Every entry of a class takes another's place or a free one's, as when scattered memory is joined."""
+    """The entries of a class, or the last of them if fewer are free, take free ones' places, as when
+    scattered memory is joined."""
     arena, compactor = core.arena, core.scheduler._holdings.compactor
     held = [entry for slab in arena.free_in_open(name) for entry in arena.held_in(slab)]
     free = [entry for slab in arena.free_in_open(name) for entry in arena.free_in(slab)]
-    assert 0 < len(held) <= len(free)
-    compactor._move(name, held, free[: len(held)])
+    count = min(len(held), len(free))
+    assert count
+    compactor._move(name, held[-count:], free[:count])
 
 
 def test_what_is_kept_for_a_checkpoint_to_come_moves(dense: Model) -> None:
@@ -283,3 +286,38 @@ def test_a_page_moves_in_the_step_that_copies_it(dense: Model, monkeypatch: pyte
         core.step()
     assert judged(dense, output).num_cached_tokens == len(shared)
     assert judged(dense, ask(core, shared + tokens_of(7, 2, VOCAB))).num_cached_tokens == len(shared)
+
+
+def test_everything_moves_in_the_middle_of_every_step(dense: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a hit, behind a leader of several completions, and on the way back from host memory."""
+    way = Way({"max_num_seqs": 4, "swap_space": "1GiB"}, swap=True)
+    core = make_core(dense.folder, [greedy([0] * 300, 20)], way)
+    shared = tokens_of(PAGE + 5, 0, VOCAB)
+    leave(core, shared)
+    prefixes = core.scheduler.prefixes
+    reserve = prefixes.reserve  # called between admission and the dealing of spans
+
+    def crowded(*given: Any) -> None:
+        for name in ("slot", "page"):
+            move_all(core, name)
+        reserve(*given)
+
+    monkeypatch.setattr(prefixes, "reserve", crowded)
+    params = replace(PARAMS, n=3)
+    outputs = [
+        core.requests[core.add(prompt, params)].output
+        for prompt in (shared + tokens_of(7, 1, VOCAB), tokens_of(CHUNK, 2, VOCAB))
+    ]
+    for _ in range(6):
+        core.step()
+    for _ in range(4):
+        core.add([1, 2], SamplingParams(max_tokens=2), priority=-1)
+    while core.has_work:
+        core.step()
+        core.check()
+    assert core.stats()["preempted_swap"] == 4
+    assert [output.num_cached_tokens for output in outputs] == [len(shared), 0]
+    for output in outputs:
+        for answer in output.outputs:
+            dense.judge.greedy(output.prompt_token_ids, answer.token_ids)
+            assert len(answer.token_ids) == PARAMS.max_tokens
