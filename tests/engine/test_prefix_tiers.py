@@ -153,6 +153,9 @@ def test_an_interrupt_in_the_books_keeps_the_files(
     (output,) = llm.generate([prompt], GREEDY)
     assert output.num_cached_tokens == 89
     llm.check()
+    llm.reset_prefix_cache()
+    memory = llm.core.parts.tiers.memory
+    assert len(memory._free) == memory.num_blocks, "blocks of before belong to nobody"
     llm.close()
 
 
