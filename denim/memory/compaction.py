@@ -16,7 +16,8 @@ from denim.memory.layout import SizeClass
 
 
 class Move(NamedTuple):
-    """The content of entry `source` of class `name` goes to `target`. No target in a step is a source too."""
+    """The content of entry `source` of class `name` goes to `target`. No target of a step lies in a slab that
+    a move of the step reads, whatever class it has by then."""
 
     name: str
     source: int
@@ -110,15 +111,22 @@ class Compactor:
 
     def _targets(self, name: str, victims: Iterable[int], n: int) -> list[int] | None:
         """Free entries for what moves, in the fullest slabs first."""
-        left_out = set(victims)
-        sources = set(self._pending.get(name, {}).values())
+        left_out = {*victims, *self._still_read()}
         free = self._arena.free_in_open(name)
         targets: list[int] = []
         for slab in sorted(free.keys() - left_out, key=lambda slab: (free[slab], slab)):
-            targets += [entry for entry in self._arena.free_in(slab) if entry not in sources]
+            targets += self._arena.free_in(slab)
             if len(targets) >= n:
                 return targets[:n]
         return None
+
+    def _still_read(self) -> set[int]:
+        """Slabs that pending moves read. One that was emptied may have a class again, the same or another;
+        what moved there would overwrite what is to leave it."""
+        count = {size.name: size.count for size in self._arena.layout.classes}
+        return {
+            source // count[name] for name, pending in self._pending.items() for source in pending.values()
+        }
 
     def _move(self, name: str, sources: list[int], targets: list[int]) -> None:
         references = sum(self._arena.holders(name, entry) for entry in sources)

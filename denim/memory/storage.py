@@ -64,7 +64,10 @@ class Storage:
 
     def move(self, name: str, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Move whole entries of a class; no target is a source. The sources are retired, and targets that
-        were retired before hold something again."""
+        were retired before hold something again. What was retired of another class in the targets' slabs is
+        poisoned now: later it would be what has moved there."""
+        if self.debug_poison:
+            self._poison_others(name, targets)
         words = self._rows[name].view(torch.int64)
         device = words.device
         step = max(1, MOVED_BYTES // self.layout.size_class(name).stride)
@@ -75,6 +78,15 @@ class Storage:
             live = set(targets)
             left = [entry for entry in self._retired.get(name, ()) if entry not in live]
             self._retired[name] = left + list(sources)
+
+    def _poison_others(self, name: str, targets: Sequence[int]) -> None:
+        slabs = {target // self.layout.size_class(name).count for target in targets}
+        for other, retired in self._retired.items():
+            if other == name:
+                continue
+            count = self.layout.size_class(other).count
+            self.poison(other, sorted(entry for entry in retired if entry // count in slabs))
+            self._retired[other] = [entry for entry in retired if entry // count not in slabs]
 
     def save(self, name: str, ids: Sequence[int]) -> Saved:
         """Entries in host memory, stride by stride, pinned on CUDA; they may be overwritten when this

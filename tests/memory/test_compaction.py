@@ -56,6 +56,29 @@ def test_the_emptiest_slab_moves_into_the_fullest() -> None:
     arena.check()
 
 
+def test_nothing_moves_to_where_another_class_is_still_read() -> None:
+    """A slab is emptied of pages and taken for slots within one step: its pages are read when the step runs,
+    so no slot may come there before."""
+    arena = Arena(make_layout(4, 2), 3)
+    compactor = Compactor(arena)
+    slots = arena.alloc_many(SLOT, 2)  # slab 0
+    pages = arena.alloc_many(PAGE, 5)  # slabs 1 and 2
+    arena.release(SLOT, slots[1:])
+    arena.release(PAGE, pages[:1])
+    held = {SLOT: Table(SLOT, slots[:1]), PAGE: Table(PAGE, pages[1:])}
+    for table in held.values():
+        compactor.watch(table)
+    assert compactor.make_room({SLOT: 2})
+    held[SLOT].ids += arena.alloc_many(SLOT, 2)
+    arena.release(SLOT, [held[SLOT].ids.pop(1)])
+    assert {slot // 2 for slot in held[SLOT].ids} == {0, 2}
+    assert not compactor.make_room({PAGE: 1})  # one of two slabs with a slot each could be emptied
+    (move,) = compactor.take()
+    assert (move.name, move.source // 4, move.target // 4) == (PAGE, 2, 1)
+    assert compactor.make_room({PAGE: 1})
+    arena.check()
+
+
 def test_nothing_moves_when_there_is_room() -> None:
     _, compactor, table = scattered(2)
     before = list(table.ids)

@@ -141,3 +141,16 @@ def test_moved_entries(monkeypatch, moved_bytes):
     assert torch.equal(storage.kv(3)[[10, 11, 12]], content[[7, 2, 5]])
     assert torch.equal(storage.kv(3)[[0, 1, 3, 4, 6, 8]], content[[0, 1, 3, 4, 6, 8]])
     assert storage.kv(3)[[2, 5, 7, 13]].isnan().all()
+
+
+def test_what_has_moved_is_not_poisoned_for_another_class_that_was_there() -> None:
+    """A slot is freed, its slab is taken for pages, and one moves there, all within a step."""
+    storage = make_storage(debug_poison=True)
+    count, slots = (storage.layout.size_class(name).count for name in (PAGE, SLOT))
+    moved = storage.kv(3)
+    moved[0] = 1.0
+    storage.retire(SLOT, list(range(slots, 2 * slots)))  # all of slab 1
+    storage.move(PAGE, [0], [count])
+    storage.poison_retired()
+    assert (moved[count] == 1.0).all() and moved[0].isnan().all()
+    assert moved[count + 1 : 2 * count].isnan().all()
