@@ -49,7 +49,7 @@ class Compactor:
         """Whether `need` can be allocated now, all together, after moving entries where that helps.
 
         False: nothing was moved. True whenever the free entries would be enough if they were not scattered,
-        except where this would move an entry twice before a step runs.
+        except where this would move an entry twice before a step runs, or to a slab that it is still to read.
         """
         missing = self._arena.slabs_missing(need)
         if missing <= 0:
