@@ -28,7 +28,6 @@ from denim.layers.kernels.hopper_pages import (
     COLUMNS,
     add,
     added_up,
-    barrier,
     bring_block,
     clear_behind,
     page_rows,
@@ -37,6 +36,7 @@ from denim.layers.kernels.hopper_pages import (
 )
 from denim.layers.kernels.split_keys import Cut, Workspace
 from denim.recurrence.kernels.exponentials import LOG2_E
+from denim.recurrence.kernels.program_barrier import barrier
 
 KEYS = gl.constexpr(64)  # of a block: the height of wgmma
 ROWS = 256  # rows that a program looks at together

@@ -33,6 +33,7 @@ from triton.language.extra import cuda as tl_cuda
 from denim.layers.kernels.cluster_parts import send, sum_of, wait_for_all
 from denim.recurrence.kernels.cluster import meet, open_place, over, rank
 from denim.recurrence.kernels.hopper import on_hopper
+from denim.recurrence.kernels.program_barrier import barrier
 
 TILE = gl.constexpr(64)  # rows of the weight, of a program: the height of wgmma
 DEPTH = gl.constexpr(64)  # of K, of a block: 128 bytes, the width of the swizzle that wgmma reads
@@ -45,9 +46,6 @@ MOST_SHARING = 4  # programs of a tile; eight bring each other more than they sa
 # Pieces for which a ring has room at least: Triton asks for more than 48 KiB of shared memory only where its
 # own part exceeds them, and a place for the sums lies beside that.
 LEAST_RING = gl.constexpr(3)
-
-# The barrier of a program's warps has another name in Triton 3.6.
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 class Cut(NamedTuple):

@@ -20,9 +20,6 @@ from denim.recurrence.kernels.hopper import on_hopper
 
 COLUMNS = gl.constexpr(64)  # of a piece: 128 bytes of 16-bit numbers
 
-# The barrier of a program's warps has another name in Triton 3.6.
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
 split_of = gluon.jit(split_keys.split_of.fn)
 
 

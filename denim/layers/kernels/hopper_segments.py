@@ -28,7 +28,6 @@ from denim.layers.kernels.hopper_pages import (
     COLUMNS,
     add,
     added_up,
-    barrier,
     bring_block,
     clear_behind,
     page_rows,
@@ -37,6 +36,7 @@ from denim.layers.kernels.hopper_pages import (
 )
 from denim.layers.kernels.split_keys import Cut, Workspace, most_units
 from denim.recurrence.kernels.exponentials import LOG2_E
+from denim.recurrence.kernels.program_barrier import barrier
 
 GROUP_ROWS = gl.constexpr(64)  # rows of one group of warps: the height of wgmma
 ROWS = gl.constexpr(2 * GROUP_ROWS.value)

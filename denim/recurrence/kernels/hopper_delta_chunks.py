@@ -26,10 +26,10 @@ from denim.recurrence.kernels.hopper_triangular import (
     NEAR,
     SIZE,
     SQUARE,
-    barrier,
     inverse_of_unit_lower,
     near_of,
 )
+from denim.recurrence.kernels.program_barrier import barrier
 
 DIM = gl.constexpr(128)  # d_k and d_v
 

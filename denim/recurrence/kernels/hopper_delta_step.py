@@ -32,6 +32,7 @@ from denim.recurrence.kernels.delta_token import (
 from denim.recurrence.kernels.exponentials import exp, sigmoid
 from denim.recurrence.kernels.head_records import faded, load_records, store_record
 from denim.recurrence.kernels.overlap import launch_options
+from denim.recurrence.kernels.program_barrier import barrier
 from denim.recurrence.kernels.state_ring import (
     DIM,
     HALVES,
@@ -39,7 +40,6 @@ from denim.recurrence.kernels.state_ring import (
     PIECE,
     ROWS,
     WARPS,
-    barrier,
     behind,
     bring,
     first_head,

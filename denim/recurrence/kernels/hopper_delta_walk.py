@@ -23,7 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from denim.recurrence.kernels.delta_walk import TABLE
 from denim.recurrence.kernels.hopper_delta_chunks import DIM
-from denim.recurrence.kernels.hopper_triangular import SIZE, barrier
+from denim.recurrence.kernels.hopper_triangular import SIZE
+from denim.recurrence.kernels.program_barrier import barrier
 
 ROWS = gl.constexpr(64)  # of the state for a group of warps
 VECTORS = gl.constexpr(3)  # of a chunk: e^{G_t}, beta_t e^{G_C - G_t}, e^{G_C}

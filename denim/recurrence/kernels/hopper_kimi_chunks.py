@@ -47,7 +47,6 @@ from denim.recurrence.kernels.hopper_triangular import (
     NEAR_LEFT,
     SIZE,
     SQUARE,
-    barrier,
     inverse_of_unit_lower,
     matrix,
     near_places,
@@ -55,6 +54,7 @@ from denim.recurrence.kernels.hopper_triangular import (
     turned,
     where_equal,
 )
+from denim.recurrence.kernels.program_barrier import barrier
 
 PART, PARTS = gl.constexpr(32), gl.constexpr(4)  # channels at a time, and how often
 # Of [64, 32], as wgmma leaves it.

@@ -19,6 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from denim.recurrence.kernels.program_barrier import barrier
+
 SIZE = gl.constexpr(64)  # tokens of a chunk: the height of wgmma
 BLOCK = gl.constexpr(16)  # of them for a warp
 BLOCKS = gl.constexpr(4)
@@ -27,9 +29,6 @@ SQUARE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 NEAR = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8]))
 NEAR_LEFT = gl.constexpr(gl.DotOperandLayout(0, NEAR.value, 2))
 NEAR_RIGHT = gl.constexpr(gl.DotOperandLayout(1, NEAR.value, 2))
-
-# The barrier of a program's warps has another name in Triton 3.6.
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 def matrix(x: Tensor) -> TensorDescriptor:

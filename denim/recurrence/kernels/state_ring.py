@@ -21,6 +21,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from denim.recurrence.kernels.program_barrier import barrier
+
 DIM = gl.constexpr(128)  # d_k and d_v
 PIECE = gl.constexpr(32)  # numbers of 128 bytes
 PARTS = gl.constexpr(4)  # pieces of a row of a state
@@ -29,9 +31,6 @@ PARTS = gl.constexpr(4)  # pieces of a row of a state
 HALVES, ROWS, PIECES = gl.constexpr(2), gl.constexpr(64), gl.constexpr(256)
 FEW = 4  # states of a program
 WARPS = 8  # of a program: 64 numbers of a state for a thread
-
-# The barrier of a program's warps has another name in Triton 3.6.
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 def suits(state: Tensor) -> bool:
