@@ -243,6 +243,20 @@ def move_all(core: EngineCore, name: str) -> None:
     compactor._move(name, held[-count:], free[:count])
 
 
+def move_all_in_the_middle_of_steps(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, between a step's admissions and the dealing of its spans, where room is made for what is
+    reserved."""
+    prefixes = core.scheduler.prefixes
+    reserve = prefixes.reserve
+
+    def crowded(*given: Any) -> None:
+        for name in ("slot", "page"):
+            move_all(core, name)
+        reserve(*given)
+
+    monkeypatch.setattr(prefixes, "reserve", crowded)
+
+
 def test_what_is_kept_for_a_checkpoint_to_come_moves(dense: Model) -> None:
     """Its slot is taken when it is within reach, and another prompt takes the step's tokens first."""
     core = core_of(dense, max_num_batched_tokens=CHUNK)
@@ -269,15 +283,7 @@ def test_a_page_moves_in_the_step_that_copies_it(dense: Model, monkeypatch: pyte
     core = core_of(dense)
     shared = tokens_of(PAGE + 5, 0, VOCAB)
     leave(core, shared)
-    prefixes = core.scheduler.prefixes
-    reserve = prefixes.reserve  # called between admission and the dealing of spans
-
-    def crowded(*given: Any) -> None:
-        for name in ("slot", "page"):
-            move_all(core, name)
-        reserve(*given)
-
-    monkeypatch.setattr(prefixes, "reserve", crowded)
+    move_all_in_the_middle_of_steps(core, monkeypatch)
     output = core.requests[core.add(shared + tokens_of(7, 1, VOCAB), PARAMS)].output
     core.step()
     monkeypatch.undo()
@@ -294,15 +300,7 @@ def test_everything_moves_in_the_middle_of_every_step(dense: Model, monkeypatch:
     core = make_core(dense.folder, [greedy([0] * 300, 20)], way)
     shared = tokens_of(PAGE + 5, 0, VOCAB)
     leave(core, shared)
-    prefixes = core.scheduler.prefixes
-    reserve = prefixes.reserve  # called between admission and the dealing of spans
-
-    def crowded(*given: Any) -> None:
-        for name in ("slot", "page"):
-            move_all(core, name)
-        reserve(*given)
-
-    monkeypatch.setattr(prefixes, "reserve", crowded)
+    move_all_in_the_middle_of_steps(core, monkeypatch)
     params = replace(PARAMS, n=3)
     outputs = [
         core.requests[core.add(prompt, params)].output
