@@ -53,6 +53,8 @@ class ReplyStream:
         self._ring()
 
     def give(self, delta: StreamDelta) -> None:
+        if not self._running:
+            return  # it was on its way when the reader left
         before = self._waiting.get(delta.index)
         self._waiting[delta.index] = delta if before is None else _joined(before, delta)
         self._running -= delta.finished
@@ -60,6 +62,8 @@ class ReplyStream:
 
     def fail(self, error: BaseException) -> None:
         """What was given before is still read, then the error is raised."""
+        if not self._running:
+            return
         self._error, self._running = error, 0
         self._ring()
 

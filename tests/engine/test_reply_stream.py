@@ -128,3 +128,20 @@ def test_leaving_early_is_said_once_and_only_then() -> None:
     read(early, leave=lambda: left.append("early"))
     read(at_the_end, leave=lambda: left.append("at the end"))
     assert left == ["early"]
+
+
+@pytest.mark.parametrize("last", ["delta", "error"])
+def test_nothing_comes_behind_closing(last: str) -> None:
+    """What was on its way when the reader left is nobody's."""
+
+    async def scene(stream: ReplyStream) -> None:
+        stream.give(delta(5))
+        await anext(stream)
+        await stream.aclose()
+        if last == "delta":
+            stream.give(delta(6))
+        else:
+            stream.fail(ValueError("gone"))
+        assert await all_of(stream) == []
+
+    read(scene)
