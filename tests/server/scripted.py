@@ -49,6 +49,8 @@ STATS: dict[str, Any] = {
 class ScriptedEngine(EngineFront):
     """Writes `text`; `template` is the model's chat template. `added` has every request that came.
 
+    A token comes when the one before has been read: what a stream is made of does not depend on the clock.
+
     ends: the finish reason behind the last token; None: the reply never ends. pause: seconds before each
     token.
     """
@@ -113,6 +115,13 @@ class ScriptedEngine(EngineFront):
             await asyncio.sleep(pause)
             last = ends if at == len(ids) - 1 else None
             self._take([Deltas([self._delta(add, index, token, last) for index in range(add.params.n)])])
+            await self._read(add.ticket)
+
+    async def _read(self, ticket: int) -> None:
+        """Wait until the reader has what was given, so that a busy machine joins no tokens."""
+        await asyncio.sleep(0)  # it is given on this event loop, behind what runs now
+        while (one := self._waiting._open.get(ticket)) is not None and one.stream._waiting:
+            await asyncio.sleep(0)
 
     def _ids(self) -> list[int]:
         assert self.tokenizer is not None

@@ -205,7 +205,6 @@ def test_a_slow_reader_gets_it_all_at_once_and_holds_up_nobody(stage: Stage, llm
         slow = await engine.submit(PROMPT, params)
         fast = [delta async for delta in engine.generate(PROMPT, params)]
         assert sum(len(delta.token_ids) for delta in fast) == 160
-        assert len(fast) > 20
         await until(lambda: no_streams(engine))
         return [delta async for delta in slow]
 
