@@ -20,5 +20,6 @@ def test_without_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["nbformat", "nbclient"])
 def test_without_the_handbooks_packages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "docs.handbook.refresh", raising=False)
     with pytest.raises(SystemExit, match=rf"{name} cannot be imported; install what it needs with: pip"):
         runpy.run_module("docs.handbook.refresh", run_name="__main__")
