@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
 
 import denim
 from denim import CapacityError, CheckpointError, ConfigError, RequestError, cli
@@ -69,6 +73,24 @@ def test_help_lists_the_commands() -> None:
     assert done.returncode == 0
     for command in ("generate", "chat", "ledger", "plan", "inspect", "doctor"):
         assert command in done.stdout
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, (*path, name))
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_help_says_every_name_and_sentence_in_full(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for path, command in commands(get_command(cli.app)):
+        shown = CliRunner().invoke(cli.app, [*path, "--help"]).stdout
+        for parameter in command.params:
+            for option in (*parameter.opts, *parameter.secondary_opts):
+                assert not option.startswith("-") or option in shown, (path, option)
+        if columns >= 80:
+            assert "..." not in shown.replace("[ARGS]...", ""), path
 
 
 def test_ledger_of_the_embedded_model_is_the_default() -> None:

@@ -18,6 +18,7 @@ from denim.cli.costs import doctor, families, inspect, ledger, plan
 from denim.cli.engines import chat, generate, serve
 from denim.cli.exit_codes import OTHER_ERROR, exit_code
 from denim.cli.measures import bench, cache, profile, study, verify
+from denim.cli.options import PLAIN_HELP
 from denim.errors import DenimError
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
     help="An inference engine for hybrid linear-attention language models.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=PLAIN_HELP,
     pretty_exceptions_enable=False,
 )
 for command in (ledger, plan, inspect, families, doctor, generate, chat, serve, profile, verify):

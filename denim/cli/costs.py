@@ -21,7 +21,7 @@ def ledger(
     kv_dtype: KvDtype = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """What a model costs in memory and arithmetic, from its config alone."""
+    """What a model costs in memory and FLOPs, from its config alone."""
     from denim.commands.ledger import show_ledger
 
     show_ledger(model, lengths, dtype, state_dtype, kv_dtype, as_json)
@@ -62,7 +62,7 @@ def plan(
     ] = False,
     port: Annotated[int, typer.Option(help="Of --web, on this machine alone; 0: any free one.")] = 8421,
 ) -> None:
-    """What fits on a device, and how fast it can be at best, from a config alone."""
+    """What fits on a device, and how fast at best, from its config."""
     if web:
         from denim.commands.explorer import show_explorer
 
@@ -101,7 +101,7 @@ def plan(
 
 
 def inspect(model: ConfigOrModel = None, as_json: AsJson = False) -> None:
-    """Layers, sizes and dtypes of a model; its weights are not read."""
+    """Layers, sizes and dtypes of a model. Its weights are not read."""
     from denim.commands.inspect import show_model
 
     show_model(model, as_json)

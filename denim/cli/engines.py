@@ -141,7 +141,7 @@ def serve(
     seed: Annotated[int, typer.Option(help="For requests that bring none.")] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Serve a model over HTTP: OpenAI's API, Anthropic's messages; docs/server.md lists everything."""
+    """Serve a model over HTTP: OpenAI's API, Anthropic's messages. docs/server.md lists everything."""
     from denim.commands.engine import memory_option, whole_number
     from denim.commands.serve import serve as serve_engine
 

@@ -12,7 +12,18 @@ from typing import Annotated
 import typer
 
 from denim.cli.exit_codes import OTHER_ERROR
-from denim.cli.options import AsJson, Device, Dtype, KvDtype, Memory, ModelFolder, Out, Quiet, StateDtype
+from denim.cli.options import (
+    PLAIN_HELP,
+    AsJson,
+    Device,
+    Dtype,
+    KvDtype,
+    Memory,
+    ModelFolder,
+    Out,
+    Quiet,
+    StateDtype,
+)
 
 
 def profile(
@@ -28,7 +39,7 @@ def profile(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Where the time of a step goes: part by part, against the least that each must take."""
+    """Where the time of a step goes, part by part. Beside each the least that it must take."""
     from denim.commands.engine import open_engine
     from denim.commands.profile.report import numbers, refuse_too_long, show_profile
     from denim.spec import embedded_model, read_spec
@@ -50,14 +61,14 @@ def verify(
     kv_dtype: KvDtype = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Whether answers from the prefix cache are those of a recompute, with this model on this machine."""
+    """Whether answers from the prefix cache are those of a recompute. With this model, on this machine."""
     from denim.commands.verify.report import show_verify
 
     if not show_verify(model, device, dtype, state_dtype, kv_dtype, seed, quick, as_json):
         raise typer.Exit(OTHER_ERROR)
 
 
-cache = typer.Typer(help="The prefix cache.", no_args_is_help=True)
+cache = typer.Typer(help="The prefix cache.", no_args_is_help=True, rich_markup_mode=PLAIN_HELP)
 
 
 @cache.command("inspect")
@@ -69,14 +80,16 @@ def cache_inspect(
     most: Annotated[int, typer.Option(help="Most nodes that are drawn.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """The tree of prefixes as it stands: positions, checkpoints, bytes, hits."""
+    """The tree of prefixes as it stands. Positions, checkpoints, bytes, hits."""
     from denim.commands.cache_inspect import show_cache
 
     show_cache(where, api_key, most, as_json)
 
 
 study = typer.Typer(
-    help="Measurements of the method itself: a table, a JSON file and a picture each.", no_args_is_help=True
+    help="Measurements of the method itself. A table, a JSON file and a picture each.",
+    no_args_is_help=True,
+    rich_markup_mode=PLAIN_HELP,
 )
 
 
@@ -90,7 +103,7 @@ def chunk_size(
     out: Out = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Time, FLOPs and serial steps of the gated delta rule for chunks of 16 to 256 tokens."""
+    """The gated delta rule by chunks of 16 to 256 tokens. Time, FLOPs and serial steps."""
     from denim.commands.study.chunk_size import study_chunk_size
 
     study_chunk_size(heads, dim, tokens, rounds, device, out, as_json)
@@ -108,13 +121,15 @@ def precision(
     out: Out = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """What a state loses in bf16, fp8 and int8: drift against float64, and denim-tiny's perplexity."""
+    """What a state loses in bf16, fp8 and int8. Drift against float64, and denim-tiny's perplexity."""
     from denim.commands.study.precision import study_precision
 
     study_precision(tokens, length, windows, text, device, out, as_json)
 
 
-bench = typer.Typer(help="Measurements of a running server.", no_args_is_help=True)
+bench = typer.Typer(
+    help="Measurements of a running server.", no_args_is_help=True, rich_markup_mode=PLAIN_HELP
+)
 
 
 @bench.command("serve")
@@ -158,7 +173,7 @@ def bench_serve(
     out: Annotated[Path | None, typer.Option(help="A folder for the JSON and the picture.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """A server under load: times to the first token, per token, to the end; throughput and goodput."""
+    """A server under load. Times to the first token, per token, to the end; throughput and goodput."""
     from denim.commands.bench.figures import parse_goodput, parse_percentiles
     from denim.commands.bench.lengths import read_lengths
     from denim.commands.bench.serve import bench_serve as measure

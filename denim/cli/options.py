@@ -10,6 +10,9 @@ from typing import Annotated
 
 import typer
 
+# Typer's frames cut an option's name off where a terminal has 80 columns.
+PLAIN_HELP = None
+
 # readable=False: what may not be read is told in Denim's own one line, not in the parser's frame.
 ModelFolder = Annotated[
     Path | None,
