@@ -45,7 +45,7 @@ def _attention_factor(rope: Rope) -> float:
         return rope.attention_factor
 
     def magnitude(scale: float) -> float:
-        return 1.0 if rope.factor <= 1 else 0.1 * scale * math.log(rope.factor) + 1.0
+        return 0.1 * scale * math.log(rope.factor) + 1.0
 
     if rope.mscale and rope.mscale_all_dim:
         return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)

@@ -82,7 +82,7 @@ def load_model(
 
     model = family.build(spec, chunk_size=chunk_size, device=device)
     targets = model.targets(published)
-    _check_names(folder, targets, published, where, tied=spec.tie_embeddings)
+    _check_names(folder, targets, published, where)
     kept: dict[str, Kept] = {}
     if can_keep(spec, device):
         if plain_experts(model, targets, set(scales)):
@@ -131,7 +131,7 @@ def _fill(file: Path, name: str, tensor: Tensor, target: Tensor) -> None:
 
 
 def _check_names(
-    folder: Path, targets: dict[str, Tensor], published: dict[str, str], where: dict[str, Path], *, tied: bool
+    folder: Path, targets: dict[str, Tensor], published: dict[str, str], where: dict[str, Path]
 ) -> None:
     missing = sorted(targets.keys() - published.keys())
     if missing:
@@ -140,7 +140,7 @@ def _check_names(
             hint = "; if the head is the embedding, the config should say tie_word_embeddings: true"
         raise ConfigError(f"{folder}: the weights lack {_some(missing)}{hint}")
     surplus = sorted(published[name] for name in published.keys() - targets.keys())
-    if tied and HEAD in surplus:
+    if HEAD in surplus:  # the head is the embedding, with which the copy is compared
         surplus.remove(HEAD)
     if surplus:
         raise ConfigError(

@@ -62,7 +62,12 @@ def randomised(build: Callable[[Any], nn.Module], config: Any) -> nn.Module:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.3)
-    return randomise(model)
+    randomise(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "kv_a_proj" in name:
+                parameter.mul_(0.02)  # latents so small that the norm's epsilon shows
+    return model
 
 
 def save(folder: Path) -> nn.Module:

@@ -52,7 +52,12 @@ def oracle() -> nn.Module:
         eos_token_id=None,
         **FACTORS,
     )
-    return randomise(transformers.MiniMaxForCausalLM(config))
+    model = randomise(transformers.MiniMaxForCausalLM(config))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "qkv_proj" in name:
+                parameter.mul_(0.2)  # outputs of lightning attention so small that the norm's epsilon shows
+    return model
 
 
 def save_published(folder: Path) -> nn.Module:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from denim.layers.attention import _decode_rows, attend
+from denim.layers.attention import _decode_rows, attend, narrowed
 from tests.batches import rows_of_pages
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
@@ -63,3 +63,8 @@ def test_segments_behind_a_past(news: list[int]) -> None:
         [softmax_attention(part, row) for part, row in zip(q.split(news), rows, strict=True)]
     )
     torch.testing.assert_close(attend(q, kv, batch), expected)
+
+
+def test_what_is_too_large_for_8_bits_is_the_largest_number() -> None:
+    x = torch.tensor([1e4, -1e4, 3.0])
+    assert narrowed(x, torch.float8_e4m3fn).float().tolist() == [448.0, -448.0, 3.0]

@@ -80,6 +80,8 @@ def test_shapes_of_a_model() -> None:
         Layer(LatentAttention(32, 512, 128, 64, 128), spec.layers[0].ffn),
     )
     assert attention_shapes(replace(spec, layers=layers)) == (shape, LATENT)
+    drafts = (Layer(FullAttention(8, 2, 96, rotary_dim=16), spec.layers[0].ffn),)
+    assert attention_shapes(replace(spec, mtp_layers=drafts)) == (shape, ODD)
 
 
 def test_plain_torch_is_no_object() -> None:

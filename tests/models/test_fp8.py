@@ -162,6 +162,7 @@ def test_a_config_that_does_not_mention_it(tmp_path: Path) -> None:
             "'activation_scheme' is 'static'; supported: 'dynamic'",
         ),
         (QUANTISATION | {"fmt": "e5m2"}, "'fmt' is 'e5m2'"),
+        (QUANTISATION | {"scale_fmt": "ue8m0"}, "'scale_fmt' is 'ue8m0'"),
         (QUANTISATION | {"expert_dtype": "fp4"}, "unknown key 'expert_dtype'"),
     ],
     ids=str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from denim.errors import ConfigError
-from denim.models.weights import load_model
+from denim.layers.norm import RMSNorm
+from denim.models.weights import load_model, random_weights
+from denim.spec.config_file import embedded_model
 from denim.spec.reader import read_spec
 from tests.tiny import checkpoint
 
@@ -91,6 +94,15 @@ def test_the_index_decides_between_two_shards(tmp_path: Path, assigned: int) -> 
     assert torch.equal(embedding(tmp_path), right)
 
 
+def test_a_file_beside_the_shards_is_not_read(tmp_path: Path) -> None:
+    """Some vendors put the same weights there once more, in a form of their own."""
+    checkpoint(tmp_path)
+    shard(tmp_path)
+    right = embedding(tmp_path)
+    save_file({"tok_embeddings.weight": torch.zeros(3, 4)}, tmp_path / "consolidated.safetensors")
+    assert torch.equal(embedding(tmp_path), right)
+
+
 def test_a_tensor_in_two_files_without_an_index(tmp_path: Path) -> None:
     checkpoint(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -105,8 +117,9 @@ def test_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[name]
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=f"lack '{name}'"):
+    with pytest.raises(ConfigError, match=f"lack '{name}'") as error:
         load(tmp_path)
+    assert ("tie_word_embeddings: true" in str(error.value)) == (name == "lm_head.weight")
 
 
 def test_surplus_tensor_is_named(tmp_path: Path) -> None:
@@ -121,6 +134,25 @@ def test_wrong_shape_is_named(tmp_path: Path) -> None:
     checkpoint(tmp_path)
     change_config(tmp_path, intermediate_size=88)
     with pytest.raises(ConfigError, match=r"mlp.*shape \[.*80.*\].*asks for \[.*88.*\]"):
+        load(tmp_path)
+
+
+def test_a_transposed_tensor_is_named(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensors[name] = tensors[name].t().contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"down_proj.*shape \[80, 48\].*asks for \[48, 80\]"):
+        load(tmp_path)
+
+
+def test_one_tensor_under_two_names(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    norm = {"model.language_model.norm.weight": tensors["model.norm.weight"].clone()}
+    save_file(tensors | norm, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="language_model.*the same tensor under two names"):
         load(tmp_path)
 
 
@@ -141,6 +173,10 @@ def test_tied_head_in_the_files(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     head = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors | {"lm_head.weight": head}, tmp_path / "model.safetensors")
+    load(tmp_path)
+    narrow = head.bfloat16()
+    both = {"model.embed_tokens.weight": narrow.float(), "lm_head.weight": narrow}
+    save_file(tensors | both, tmp_path / "model.safetensors")
     load(tmp_path)
     save_file(tensors | {"lm_head.weight": head + 1}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match="tie_word_embeddings"):
@@ -226,3 +262,15 @@ def test_folders_without_weights(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(ConfigError, match="not a folder"):
         load_model(read_spec(tmp_path), tmp_path / "nowhere", device="cpu", chunk_size=64)
+
+
+def test_random_weights_are_those_of_a_fresh_model() -> None:
+    """Norms that scale by 1 and decays between e^-1 and e^-16 at a step of 1, in the model's own dtype."""
+    spec = replace(read_spec(embedded_model(), dtype="float32"), weight_blocks=(128, 128))
+    model = random_weights(spec, device="cpu", chunk_size=64)
+    assert model.spec.weight_blocks is None
+    assert all((m.scale == 1).all() for m in model.modules() if isinstance(m, RMSNorm))
+    targets = model.targets()
+    rates = torch.cat([tensor for name, tensor in targets.items() if name.endswith("A_log")]).exp()
+    assert 1 <= rates.min() < rates.max() <= 16
+    assert targets["model.embed_tokens.weight"].std() == pytest.approx(0.02, rel=0.1)

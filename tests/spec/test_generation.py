@@ -29,8 +29,8 @@ def test_without_the_file_only_end_tokens(tmp_path: Path) -> None:
 
 def test_all_defaults_and_all_end_tokens(tmp_path: Path) -> None:
     stated = {"temperature": 1.0, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.1}
-    generation = {"do_sample": True, "eos_token_id": [248046, 248044], "transformers_version": "5", **stated}
-    place = folder(tmp_path, qwen3_5_0_8b() | {"eos_token_id": 7}, generation)
+    generation = {"do_sample": True, "eos_token_id": [248046], "transformers_version": "5", **stated}
+    place = folder(tmp_path, qwen3_5_0_8b() | {"eos_token_id": [248046, 7]}, generation)
     expected = GenerationDefaults(**stated, end_token_ids=(248046, 248044, 7))
     assert read_generation_defaults(place) == expected
     assert read_generation_defaults(place / "config.json") == expected
