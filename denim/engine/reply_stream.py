@@ -96,11 +96,13 @@ class ReplyStream:
         return self
 
     async def aclose(self) -> None:
-        """Abort the request if it still runs; there are no more deltas. Closing twice is no error."""
+        """Abort the request if it still runs; there are no more deltas, also for who waits for one just now.
+        Closing twice is no error."""
         self._waiting.clear()
         self._error = None
         if self._running:
             self._running = 0
+            self._ring()
             self._leave()
 
     async def __aenter__(self) -> ReplyStream:

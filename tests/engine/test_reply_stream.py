@@ -130,6 +130,19 @@ def test_leaving_early_is_said_once_and_only_then() -> None:
     assert left == ["early"]
 
 
+def test_closing_ends_the_wait_for_the_next_delta() -> None:
+    """Of another task, that reads: no delta will come to wake it."""
+
+    async def scene(stream: ReplyStream) -> None:
+        stream.give(delta(5))
+        reading = asyncio.create_task(all_of(stream))
+        await asyncio.sleep(0)
+        await stream.aclose()
+        assert [one.token_ids for one in await reading] == [[5]]
+
+    read(scene)
+
+
 @pytest.mark.parametrize("last", ["delta", "error"])
 def test_nothing_comes_behind_closing(last: str) -> None:
     """What was on its way when the reader left is nobody's."""
