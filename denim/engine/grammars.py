@@ -47,7 +47,8 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._ends = [token for token in end_token_ids if token < vocab_size]
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is known: never held while anything is compiled
+        self._making = threading.Lock()  # of `_compilers`: to make one, the vocabulary is read
         self._seats = threading.Semaphore(MOST_COMPILING)
         self._compilers: dict[tuple[frozenset[int], bool], Any] = {}  # by what is text: see `_compiler`
         self._known: OrderedDict[StructuredOutput, Future[Any]] = OrderedDict()  # last used at the end
@@ -147,7 +148,7 @@ class Grammars:
             token for token in self._tokenizer.special_ids if self._tokenizer.decode_one(token) in source
         )
         kind = named, any(keyword in source for keyword in _LENGTHS)
-        with self._lock:
+        with self._making:
             if kind not in self._compilers:
                 self._compilers[kind] = self._make_compiler(*kind)
             return self._compilers[kind]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -238,6 +239,31 @@ def test_what_takes_too_long_is_refused_and_others_go_on(
     assert made.compiled(StructuredOutput(regex="fast")) is made.compiled(StructuredOutput(regex="fast"))
     gate.set()
     assert made.compiled(StructuredOutput(regex="slow")) is not None
+
+
+def test_what_is_compiled_is_found_while_a_vocabulary_is_read(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds for a large one, for which no step can wait."""
+    made = Grammars(tokenizer, TEXT_VOCAB, end_of(tokenizer))
+    form = StructuredOutput(regex="a")
+    compiled = made.compiled(form)
+    make, reading, found = made._make_compiler, threading.Event(), threading.Event()
+
+    def slow(*kind: Any) -> Any:
+        reading.set()
+        assert found.wait(60)
+        return make(*kind)
+
+    monkeypatch.setattr(made, "_make_compiler", slow)
+    other = made.compile(StructuredOutput(json={"type": "string", "minLength": 1}))
+    assert reading.wait(60)
+    finding = ThreadPoolExecutor(1).submit(made.compiled, form)
+    try:
+        assert finding.result(10) is compiled
+    finally:
+        found.set()
+    assert other.result(60) is not None
 
 
 def test_the_oldest_are_forgotten(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
