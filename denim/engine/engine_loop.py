@@ -13,13 +13,26 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
 
 from denim.engine.core import EngineCore
 from denim.engine.grammars import COMPILE_SECONDS, too_long_to_compile
-from denim.engine.messages import Abort, Accepted, Add, Answer, Ask, Close, Command, Deltas, Event, Refused
+from denim.engine.messages import (
+    Abort,
+    Accepted,
+    Add,
+    Answer,
+    Ask,
+    Close,
+    Command,
+    Deltas,
+    Event,
+    Refused,
+    State,
+)
 from denim.engine.options import EngineOptions
 from denim.engine.outputs import StreamDelta
 from denim.engine.unavailable import EngineAsleepError
@@ -88,8 +101,9 @@ class EngineLoop:
                 if not self._must_compile(command):
                     self._add(command)
             case Abort(ticket):
-                self._compiling.pop(ticket, None)
-                if self.core is not None and ticket in self._ids:
+                if (waiting := self._compiling.pop(ticket, None)) is not None:
+                    self._end_unqueued(waiting.new)
+                elif self.core is not None and ticket in self._ids:
                     self._tell(self.core.abort(self._ids[ticket]))
             case Ask():
                 self._events.append(self._answer(command))
@@ -110,9 +124,15 @@ class EngineLoop:
             self._tickets[id_], self._ids[new.ticket] = new.ticket, id_
             self._events.append(Accepted(new.ticket, id_))
 
+    def _end_unqueued(self, new: Add) -> None:
+        """Tell of a request that was aborted before it was queued."""
+        id_ = new.request_id or ""  # where it came without one, only its reader can have ended it
+        ends = [StreamDelta(id_, index, "", [], finish_reason="abort") for index in range(new.params.n)]
+        self._events += [Accepted(new.ticket, id_), Deltas([(new.ticket, end) for end in ends])]
+
     def _must_compile(self, new: Add) -> bool:
-        """Whether a request has to wait until its structured output is compiled. If it cannot be, or not in
-        time, queueing the request says why."""
+        """Whether a request has to wait until its structured output is compiled. If it can never be, queueing
+        the request says why."""
         if new.params.structured is None or self.core is None:
             return False
         try:
@@ -132,7 +152,11 @@ class EngineLoop:
         now = time.monotonic()
         for ticket, (new, compiled, latest) in list(self._compiling.items()):
             if compiled.done():
-                self._add(new)
+                error = compiled.exception()
+                if error is None:
+                    self._add(new)
+                else:  # to be queued it would be compiled again, and everybody would wait
+                    self._events.append(Refused(ticket, copy(_sendable(error))))  # each raises its own
             elif now >= latest:
                 assert new.params.structured is not None
                 self._events.append(Refused(ticket, too_long_to_compile(new.params.structured)))
@@ -183,17 +207,20 @@ class EngineLoop:
             return
         for id_ in list(self.core.requests):
             self._tell(self.core.abort(id_))
+        self._events += [Refused(ticket, EngineAsleepError()) for ticket in self._compiling]
+        self._compiling.clear()
         self.core.close()
         self.core = None
+        self._events.append(State(None))
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def wake(self) -> Any:
-        """Read the weights again and start with empty memory; the new facts. On an error it sleeps on."""
+    def wake(self) -> None:
+        """Read the weights again and start with empty memory. On an error it sleeps on."""
         if self.core is None:
             self.core = EngineCore(self.options)
-        return self.core.facts
+            self._events.append(State(self.core.facts))
 
 
 class _Waiting(NamedTuple):
@@ -204,6 +231,6 @@ class _Waiting(NamedTuple):
     latest: float
 
 
-def _sendable(error: Exception) -> Exception:
+def _sendable(error: BaseException) -> Exception:
     """Errors of Denim and of checks travel as they are; others may be anything, and become their text."""
     return error if isinstance(error, DenimError | AssertionError) else RuntimeError(repr(error))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -17,7 +17,7 @@ from typing import Any
 
 from denim.engine.cache_wishes import CacheWishes
 from denim.engine.facts import EngineFacts
-from denim.engine.messages import Abort, Add, Ask, Command, Event
+from denim.engine.messages import Abort, Add, Ask, Command, Event, State
 from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import Prompt, PromptReader, ReadPrompt
 from denim.engine.reply_stream import ReplyStream
@@ -71,8 +71,6 @@ class EngineFront(ABC):
         cache = CacheWishes(cache_salt, cache_control, no_store)
         params = checked_params(params)
         read = prompt if isinstance(prompt, ReadPrompt) else await self.read(prompt)
-        if self._refusal is not None:
-            raise self._refusal.again()
         max_tokens = params.most_tokens(self.facts.max_model_len - len(read.ids))
         ticket = next(self._numbers)
         stream = ReplyStream(
@@ -80,14 +78,13 @@ class EngineFront(ABC):
         )
         if not params.stop and params.detokenize:  # where nothing is looked for, text is not needed
             params = replace(params, detokenize=False)
-        self._waiting.add(ticket, stream, params.n)
+        self._waiting.add(ticket, stream, params.n, request_id)
         try:
+            if self._refusal is not None:  # looked at now: who drains on another thread has seen the request
+                raise self._refusal.again()
             self._send(Add(ticket, read._replace(text=None), params, request_id, priority, cache))
             await stream.accepted()
-        except EngineUnavailableError:
-            self._waiting.forget(ticket)
-            raise
-        except asyncio.CancelledError:
+        except BaseException:
             self._abort(ticket)
             raise
         return stream
@@ -119,9 +116,9 @@ class EngineFront(ABC):
                 yield delta
 
     async def abort(self, request_id: str) -> None:
-        """End a request at once; its iteration gets a last delta with finish_reason "abort"."""
-        ticket = self._waiting.ticket_of(request_id)
-        if ticket is not None:
+        """End a request at once, accepted or not yet; its iteration gets a last delta with finish_reason
+        "abort"."""
+        for ticket in self._waiting.tickets_of(request_id):
             self._send(Abort(ticket))
 
     async def read(self, prompt: Prompt) -> ReadPrompt:
@@ -160,13 +157,11 @@ class EngineFront(ABC):
         """Let go of weights, states and cache. Requests that run end with finish_reason "abort"; until `wake`
         all that needs the model raises EngineAsleepError. Sleeping twice is no error."""
         await self._ask("sleep")
-        self.asleep = True
 
     async def wake(self) -> None:
         """Read the weights again and start with empty memory. Raises what the constructor raises; then the
         engine goes on sleeping."""
-        self._learn(await self._ask("wake"))
-        self.asleep = False
+        await self._ask("wake")
 
     # The end
 
@@ -203,14 +198,20 @@ class EngineFront(ABC):
             return await answer
         finally:
             self._waiting.drop_question(number)
+            answer.cancel()  # one that is on its way is nobody's
 
     def _abort(self, ticket: int) -> None:
         self._waiting.forget(ticket)
         with suppress(EngineUnavailableError):
             self._send(Abort(ticket))
 
-    def _take(self, events: Iterable[Event]) -> None:
+    def _take(self, events: Sequence[Event]) -> None:
         """What the loop has sent. From its thread, or an event loop."""
+        for event in events:
+            if isinstance(event, State):
+                self.asleep = event.facts is None
+                if event.facts is not None:
+                    self._learn(event.facts)
         self._waiting.take(events)
 
     def _lose(self, error: EngineUnavailableError) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from denim.engine.cache_wishes import CacheWishes
+from denim.engine.facts import EngineFacts
 from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import ReadPrompt
 from denim.sampling_params import SamplingParams
@@ -71,4 +72,11 @@ class Answer(NamedTuple):
     error: Exception | None
 
 
-Event = Accepted | Refused | Deltas | Answer
+class State(NamedTuple):
+    """What the engine is from now on; None: it sleeps. Comes before the answer to whoever put it to sleep or
+    woke it, who may have left by then."""
+
+    facts: EngineFacts | None
+
+
+Event = Accepted | Refused | Deltas | Answer | State

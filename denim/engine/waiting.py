@@ -22,19 +22,19 @@ _Calls = dict[asyncio.AbstractEventLoop, list[tuple[Callable[..., None], Any]]]
 
 @dataclass
 class _Open:
-    """A request that is not over. `request_id`: known when it is accepted."""
+    """A request that is not over. `request_id`: where it came without one, known when it is accepted."""
 
     stream: ReplyStream
     unfinished: int  # completions
-    request_id: str | None = None
+    request_id: str | None
 
 
 class Waiting:
-    """Tickets and numbers are the caller's, and never used twice."""
+    """Tickets and numbers are the caller's, and never used twice. Requests may leave on one thread while what
+    is for them comes on another."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
-        self._tickets: dict[str, int] = {}  # of accepted requests, by id
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._watchers: list[asyncio.Future[None]] = []  # they wait until no request is open
 
@@ -45,35 +45,32 @@ class Waiting:
     @property
     def idle(self) -> bool:
         """Whether nobody waits for anything."""
-        return not (self._open or self._tickets or self._questions or self._watchers)
+        return not (self._open or self._questions or self._watchers)
 
-    def add(self, ticket: int, stream: ReplyStream, completions: int) -> None:
-        self._open[ticket] = _Open(stream, completions)
+    def add(self, ticket: int, stream: ReplyStream, completions: int, request_id: str | None = None) -> None:
+        self._open[ticket] = _Open(stream, completions, request_id)
 
     def forget(self, ticket: int) -> None:
         """The request is over, or nobody reads its reply any more. Forgetting twice is no error."""
-        over = self._open.pop(ticket, None)
-        if over is None:
-            return
-        if over.request_id is not None and self._tickets.get(over.request_id) == ticket:
-            del self._tickets[over.request_id]
-        if not self._open:
-            watchers, self._watchers = self._watchers, []
-            for watcher in watchers:
+        if self._open.pop(ticket, None) is not None and not self._open:
+            for watcher in list(self._watchers):
                 _soon(watcher.get_loop(), _resolve, watcher, None)
 
-    def ticket_of(self, request_id: str) -> int | None:
-        """Of a request that was accepted and is not over."""
-        return self._tickets.get(request_id)
+    def tickets_of(self, request_id: str) -> list[int]:
+        """Of the requests with this id that are not over. One that is not accepted yet may be refused because
+        another one has it."""
+        return [ticket for ticket, one in list(self._open.items()) if one.request_id == request_id]
 
     async def none_open(self) -> None:
         """Wait until no request is open."""
-        watcher = asyncio.get_running_loop().create_future()
-        self._watchers.append(watcher)
-        if self._open:  # looked at now: the last one may have ended meanwhile, on another thread
-            await watcher
-        elif watcher in self._watchers:
-            self._watchers.remove(watcher)
+        while self._open:
+            watcher = asyncio.get_running_loop().create_future()
+            self._watchers.append(watcher)
+            try:
+                if self._open:  # looked at now: the last one may have ended meanwhile, on another thread
+                    await watcher
+            finally:
+                self._watchers.remove(watcher)
 
     def question(self, number: int) -> asyncio.Future[Any]:
         """Where the answer will be."""
@@ -99,7 +96,6 @@ class Waiting:
                 case Accepted(ticket, request_id):
                     if (one := self._open.get(ticket)) is not None:
                         one.request_id = request_id
-                        self._tickets[request_id] = ticket
                         _note(calls, one.stream, one.stream.accept, request_id)
                 case Refused(ticket, error):
                     if (one := self._open.get(ticket)) is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,18 @@ def test_abort_by_id(mute: tuple[Path, Judge]) -> None:
         assert all(delta.finish_reason is None for delta in deltas[:-1])
 
 
+def test_abort_by_id_before_the_engine_has_accepted_it(mute: tuple[Path, Judge]) -> None:
+    async def scene(engine: AsyncEngine) -> list[StreamDelta]:
+        coming = asyncio.create_task(engine.submit([1, 2], ENDLESS, "mine"))
+        while not len(engine._waiting):  # its prompt is read
+            await asyncio.sleep(0)
+        await engine.abort("mine")  # what the engine says of it comes to this event loop later
+        async with await coming as reply:
+            return [delta async for delta in reply]
+
+    assert play(mute[0], scene)[-1].finish_reason == "abort"
+
+
 def test_an_id_may_be_used_again_at_once(mute: tuple[Path, Judge]) -> None:
     """The first client's leaving does not end the second one's request."""
     prompt = tokens_of(5, 0, VOCAB)
@@ -328,6 +342,52 @@ def test_closing_while_a_request_comes(mute: tuple[Path, Judge]) -> None:
     asyncio.run(run())
 
 
+def test_draining_while_a_request_comes_on_another_event_loop(
+    mute: tuple[Path, Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either it is waited for, or it is refused."""
+
+    async def scene(engine: AsyncEngine) -> None:
+        prompt = await engine.read([1, 2])
+
+        def drained_meanwhile(params: SamplingParams, room: int) -> int:
+            thread = threading.Thread(target=lambda: asyncio.run(engine.drain()))
+            thread.start()
+            thread.join()
+            return room
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SamplingParams, "most_tokens", drained_meanwhile)
+            with pytest.raises(EngineClosedError, match="no new requests"):
+                await engine.submit(prompt, ENDLESS)
+
+    play(mute[0], scene)
+
+
+def test_a_question_that_the_end_of_the_engine_overtakes(
+    mute: tuple[Path, Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error is raised once, and no second one is left for nobody."""
+
+    async def scene(engine: AsyncEngine) -> None:
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+        def ends(command: Any) -> None:
+            engine._lose(EngineClosedError("on the engine's thread"))
+            raise EngineClosedError("on the client's")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_send", ends)
+            with pytest.raises(EngineClosedError, match="client's"):
+                await engine.stats()
+        await asyncio.sleep(0)
+        gc.collect()
+        assert not told
+
+    play(mute[0], scene)
+
+
 def test_clients_of_two_event_loops(mute: tuple[Path, Judge]) -> None:
     """An engine outlives a client's event loop, even one that ended in mid-stream."""
     folder, judge = mute
@@ -378,6 +438,22 @@ def test_sleep_lets_go_of_the_model_and_wake_starts_afresh(mute: tuple[Path, Jud
     before, cold, warm = play(folder, scene)
     assert before == cold == warm
     judge.greedy(prompt, before)
+
+
+def test_who_puts_it_to_sleep_or_wakes_it_may_leave(mute: tuple[Path, Judge]) -> None:
+    """What the engine is does not depend on who waits for the answer."""
+
+    async def scene(engine: AsyncEngine) -> None:
+        for turn, asleep in ((engine.sleep, True), (engine.wake, False)):
+            leaves = asyncio.create_task(turn())
+            await asyncio.sleep(0)  # the question is on its way
+            leaves.cancel()
+            await asyncio.gather(leaves, return_exceptions=True)
+            with suppress(EngineAsleepError):
+                await engine.stats()  # answered behind it
+            assert engine.asleep is asleep
+
+    play(mute[0], scene)
 
 
 def test_the_prompt_s_scores_come_with_the_first_token(mute: tuple[Path, Judge]) -> None:

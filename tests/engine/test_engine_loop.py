@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,25 @@ import pytest
 from denim.cache.node import as_tokens
 from denim.engine.cache_wishes import NO_WISHES
 from denim.engine.engine_loop import EngineLoop
-from denim.engine.messages import Abort, Accepted, Add, Answer, Ask, Close, Command, Deltas, Event, Refused
+from denim.engine.messages import (
+    Abort,
+    Accepted,
+    Add,
+    Answer,
+    Ask,
+    Close,
+    Command,
+    Deltas,
+    Event,
+    Refused,
+    State,
+)
 from denim.engine.options import EngineOptions
 from denim.engine.prompts import ReadPrompt
+from denim.engine.unavailable import EngineAsleepError
+from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
+from denim.structured_output import StructuredOutput
 from tests.exactness.judge import Judge
 
 LONG = SamplingParams(temperature=0, max_tokens=100)
@@ -118,8 +134,64 @@ def test_asleep_it_refuses_and_answers(mute: tuple[Path, Judge]) -> None:
         [Ask(6, "wake"), Ask(7, "wake"), new(8)],
     ]
     first, second, third = Script(mute[0], turns).play()
-    assert [type(event) for event in first] == [Accepted, Deltas, Answer, Answer]
+    assert [type(event) for event in first] == [Accepted, Deltas, State, Answer, Answer]
+    assert first[2] == State(None)
     assert [str(event.error) for event in second if isinstance(event, Refused | Answer)] == [
         "the engine sleeps; wake it first"
     ] * 2
-    assert [type(event) for event in third] == [Answer, Answer, Accepted, Deltas]
+    assert [type(event) for event in third] == [State, Answer, Answer, Accepted, Deltas]
+
+
+class Compiling(Script):
+    """Forms are never compiled, or have `error` for their outcome in the turn after. `begun`: those that were
+    asked for, one after the other."""
+
+    def __init__(
+        self, folder: Path, turns: Sequence[list[Command]], error: RequestError | None = None
+    ) -> None:
+        super().__init__(folder, turns)
+        self.begun: list[Future[Any]] = []
+        self._error = error
+        assert self.loop.core is not None
+        self.loop.core.grammars.compile = self._compile  # type: ignore[method-assign]
+
+    def _compile(self, form: StructuredOutput) -> Future[Any]:
+        if not self.begun or self.begun[-1].done():
+            self.begun.append(Future())
+        return self.begun[-1]
+
+    def _receive(self, wait: bool) -> list[Command]:
+        if self._error is not None and self.begun and not self.begun[-1].done():
+            self.begun[-1].set_exception(self._error)
+        return super()._receive(wait)
+
+
+FORMED = SamplingParams(n=2, structured=StructuredOutput(regex="a+"))
+
+
+def test_an_abort_while_the_form_is_compiled(speaking: Path) -> None:
+    """Who aborts by id still reads, and is told."""
+    (sent,) = Compiling(speaking, [[new(1, FORMED, "mine")], [Abort(1), Abort(1)]]).play()
+    accepted, deltas = sent
+    assert accepted == Accepted(1, "mine")
+    assert isinstance(deltas, Deltas)
+    ends = [(ticket, delta.index, delta.finish_reason) for ticket, delta in deltas.items]
+    assert ends == [(1, 0, "abort"), (1, 1, "abort")]
+
+
+def test_sleep_while_a_form_is_compiled(speaking: Path) -> None:
+    """Nothing of it waits for the engine that wakes, which would compile it in its turn."""
+    script = Compiling(speaking, [[new(1, FORMED)], [Ask(2, "sleep"), Ask(3, "wake")], []])
+    (sent,) = script.play()
+    assert [type(event) for event in sent] == [Refused, State, Answer, State, Answer]
+    assert isinstance(sent[0], Refused) and isinstance(sent[0].error, EngineAsleepError)
+
+
+def test_a_form_that_cannot_be_compiled_is_not_tried_again(speaking: Path) -> None:
+    """To try it again all others would wait."""
+    script = Compiling(speaking, [[new(1, FORMED), new(2, FORMED)], []], RequestError("no", "regex"))
+    (sent,) = script.play()
+    errors = [event.error for event in sent if isinstance(event, Refused)]
+    assert [str(error) for error in errors] == ["no", "no"]
+    assert errors[0] is not errors[1], "each client raises its own"
+    assert len(script.begun) == 1

@@ -46,7 +46,7 @@ def test_accepted_and_over_in_one_batch() -> None:
     async def scene(waiting: Waiting) -> None:
         stream = stream_of(waiting, 1, n=2)
         waiting.take([Accepted(1, "mine"), Deltas([last(1), last(1, 1)])])
-        assert waiting.ticket_of("mine") is None
+        assert waiting.tickets_of("mine") == []
         await stream.accepted()
         assert stream.request_id == "mine"
         assert [delta.index async for delta in stream] == [0, 1]
@@ -60,11 +60,49 @@ def test_an_id_belongs_to_its_newest_request() -> None:
         waiting.take([Accepted(1, "mine")])
         waiting.take([Accepted(2, "mine")])
         waiting.forget(1)
-        assert waiting.ticket_of("mine") == 2
+        assert waiting.tickets_of("mine") == [2]
         waiting.take([Deltas([last(1), last(2)])])
         assert [delta async for delta in second]
         assert not first._waiting
 
+    play(scene)
+
+
+def test_an_id_names_its_request_before_it_is_accepted() -> None:
+    """Of two with one id the engine refuses one."""
+
+    async def scene(waiting: Waiting) -> None:
+        streams = [ReplyStream(SamplingParams(), None, (), 16, leave=lambda: None) for _ in range(2)]
+        for ticket, stream in enumerate(streams):
+            waiting.add(ticket, stream, 1, "mine")
+        assert waiting.tickets_of("mine") == [0, 1]
+        waiting.take([Accepted(0, "mine"), Refused(1, RequestError("in use"))])
+        assert waiting.tickets_of("mine") == [0]
+        waiting.forget(0)
+        assert waiting.tickets_of("mine") == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize("event", [Accepted(1, "mine"), Deltas([last(1)]), Refused(1, RequestError("no"))])
+def test_leaving_while_something_comes_on_another_thread(event: Any) -> None:
+    """The client is forgotten just behind the look that found it."""
+
+    class Leaves(dict[int, Any]):
+        def get(self, ticket: int, default: Any = None) -> Any:
+            found = super().get(ticket, default)
+            waiting_for.forget(ticket)
+            return found
+
+    async def scene(waiting: Waiting) -> None:
+        nonlocal waiting_for
+        waiting_for = waiting
+        waiting._open = Leaves()
+        stream_of(waiting, 1)
+        waiting.take([event])
+        assert waiting.tickets_of("mine") == []
+
+    waiting_for: Any = None
     play(scene)
 
 
