@@ -127,8 +127,9 @@ class LLM:
     def _step(self) -> None:
         with self._turn:
             for delta in self.core.step():
-                if delta.request_id in self._streams:
-                    self._streams[delta.request_id].append(delta)
+                pending = self._streams.get(delta.request_id)
+                if pending is not None:  # asked once: another thread may let go of the stream just now
+                    pending.append(delta)
 
     def chat(
         self,

@@ -269,6 +269,32 @@ def test_a_stream_that_is_left(talker: LLM, taken: int, how: str) -> None:
     assert_idle(talker)
 
 
+def test_a_stream_that_another_thread_drops_while_its_delta_is_handed_out(talker: LLM) -> None:
+    """The others of that step get theirs."""
+
+    class Drops(dict[str, Any]):
+        def __contains__(self, name: object) -> bool:
+            return self._behind(name, super().__contains__(name))
+
+        def get(self, name: str, default: Any = None) -> Any:
+            return self._behind(name, super().get(name, default))
+
+        def _behind(self, name: object, found: Any) -> Any:
+            if name == dropped._request_id:
+                self.pop(dropped._request_id, None)  # as its finaliser does
+            return found
+
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    dropped, other = talker.stream("the", params), talker.stream("a", params)
+    streams, talker._streams = talker._streams, Drops(talker._streams)
+    try:
+        assert sum(len(delta.token_ids) for delta in other) == 12
+    finally:
+        talker._streams = streams
+        dropped.close()
+    assert_idle(talker)
+
+
 def test_a_stream_is_refused_at_once(talker: LLM) -> None:
     with pytest.raises(RequestError, match="empty"):
         talker.stream("")
