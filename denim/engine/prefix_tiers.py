@@ -51,13 +51,14 @@ class PrefixTiers:
         self._spec = spec
         self._chunk = options.chunk_size
         self._device_type = storage.buffer.device.type
+        self.memory = HostMemory(self.form, self.host_bytes, storage, options.debug)
+        # Behind all that may fail, so that who tries again does not find the directory in use.
         self._files: PrefixFiles | None = None
         if options.disk_cache is not None:
             directory = Path(options.disk_cache).expanduser()
             self._files = PrefixFiles(directory, prefix_identity(options, spec, model, layout, self.form))
         self._threads = ThreadPoolExecutor(THREADS, "denim-disk")
         self._disk: DiskTier | None = None
-        self.memory = HostMemory(self.form, self.host_bytes, storage, options.debug)
 
     def open(self, cache: PrefixCache, sources: Sources) -> LowerTiers:
         """Books below `cache`: empty ones of host memory, and of files those that are there."""

@@ -79,6 +79,22 @@ def test_the_files_of_an_engine_that_runs_are_its_own(mute: tuple[Path, Judge], 
     make(mute, disk_cache=tmp_path).close()
 
 
+def test_a_start_that_fails_leaves_the_files_to_the_next_one(
+    mute: tuple[Path, Judge], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though somebody still looks at the error, which knows all that was begun."""
+
+    def none_left(*_: Any) -> None:
+        raise CapacityError("no host memory is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefix_tiers, "HostMemory", none_left)
+        with pytest.raises(CapacityError, match="is left") as caught:
+            make(mute, disk_cache=tmp_path)
+    make(mute, disk_cache=tmp_path).close()
+    assert caught.tb
+
+
 def test_memory_that_never_holds_a_checkpoint_is_refused(mute: tuple[Path, Judge], tmp_path: Path) -> None:
     """Rather than a tier that is there and never hits."""
     with pytest.raises(CapacityError, match="host_memory=1 KiB holds no checkpoint.*smallest of which takes"):
