@@ -69,7 +69,7 @@ class _Reading:
     landing: Landing
     epoch: int
     job: FileJob
-    void: bool = False
+    void: bool = False  # the checkpoint has left the tier meanwhile
 
 
 class DiskTier:
@@ -95,7 +95,7 @@ class DiskTier:
         self._epoch = 0
         self._warned = False
         self._tier = open_tier(self._space.free_pages, self._has_room)
-        self._tier.on_drop = self._space.drop_state
+        self._tier.on_drop = self._dropped
         self.name = self._tier.name
         self._open()
 
@@ -200,7 +200,8 @@ class DiskTier:
     def _read(self, reading: _Reading) -> None:
         landing = reading.landing
         error = reading.job.finish().exception()
-        if error is None and reading.epoch == self._epoch and not reading.void:
+        stands = reading.epoch == self._epoch and not reading.void
+        if error is None and stands:
             self._tier.order.used(reading.node)
             self._tier.counts["loaded"] += 1
             self._tier.counts["loaded_tokens"] += len(landing.tokens)
@@ -210,7 +211,7 @@ class DiskTier:
         else:
             landing.give_up(self._host.arena)
         self._tier.let_go(reading.node, *reading.held)
-        if error is not None:
+        if error is not None and stands:  # else its file may be gone because it was to go
             self._tier.counts["failed"] += 1
             self._warn(f"a checkpoint could not be read, and is computed instead: {error}")
             self._drop_with(reading.node)
@@ -230,13 +231,17 @@ class DiskTier:
 
     def discard(self, namespace: Hashable, tokens: Tokens) -> None:
         """The checkpoint after just these tokens is wrong."""
-        for reading in self._reading:
-            reading.void = reading.void or reading.landing.is_after(namespace, tokens)
         if any(writing.landing.is_after(namespace, tokens) for writing in self._writing):
             self.finish()
         node = self._tier.at(namespace, tokens)
         if node is not None:
             self._tier.drop(node)
+
+    def _dropped(self, node: Node) -> None:
+        """The checkpoint at `node` leaves, and its file with it, also while it is read."""
+        for reading in self._reading:
+            reading.void = reading.void or reading.node is node
+        self._space.drop_state(node)
 
     def reset(self, files: bool) -> None:
         """Nothing of what is on its way is to be used; with `files`, nothing of what is there either."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -290,6 +291,36 @@ def test_what_turns_out_wrong_while_it_is_read_is_not_kept(world: World) -> None
     world.disk.finish()
     assert world.host.at(SPACE, ids) is None and world.get(tokens_of(11)) == 0
     world.host.check()
+
+
+@pytest.mark.parametrize("how", ["discarded", "reset"])
+def test_a_file_that_is_removed_while_it_is_read_is_not_damaged(
+    world: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The thread that reads it comes last: nothing failed, and what shares its pages stands."""
+    begun, longer = tokens_of(10), tokens_of(20)
+    world.put(begun)
+    world.put(longer)
+    world.forget_host()
+    removed, read_state = threading.Event(), world.files.read_state
+
+    def comes_last(*given: Any) -> None:
+        assert removed.wait(60)
+        read_state(*given)
+
+    monkeypatch.setattr(world.files, "read_state", comes_last)
+    node = world.disk.find(SPACE, as_tokens([*longer, 1]))
+    assert world.disk.read(SPACE, as_tokens(longer), node)
+    if how == "discarded":
+        world.disk.discard(SPACE, as_tokens(longer))
+    else:
+        world.disk.reset(files=True)
+    world.disk._space.finish()
+    removed.set()
+    world.disk.finish()
+    world.disk.check()
+    assert world.disk.stats()["failed"] == 0
+    assert world.get([*begun, 1]) == (10 if how == "discarded" else 0)
 
 
 @pytest.mark.parametrize("files", [True, False])
