@@ -150,6 +150,14 @@ def test_token_ids_are_checked_against_the_vocabulary() -> None:
         SamplingParams(stop_token_ids=range(10), min_tokens=1).check_vocab(10)
 
 
+def test_a_stop_token_may_be_named_twice() -> None:
+    SamplingParams(stop_token_ids=[3] * 10, min_tokens=1).check_vocab(10)
+
+
+def test_a_temperature_next_to_0_is_0() -> None:
+    assert [SamplingParams(temperature=t).resolve().greedy for t in (0, 9e-6, 1e-5)] == [True, True, False]
+
+
 def test_importing_them_does_not_import_torch() -> None:
     code = "import sys, denim.sampling_params; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

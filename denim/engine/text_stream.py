@@ -89,5 +89,5 @@ class TextStream:
 
     def flush(self) -> str:
         """The text held back, when something else ends the completion (an abort, an error)."""
-        text, stop = self._stops.push(self._detokenizer.flush() if self._detokenizer else "")
-        return text if stop is not None else text + self._stops.flush()
+        text, _ = self._stops.push(self._detokenizer.flush() if self._detokenizer else "")
+        return text + self._stops.flush()  # which is nothing where a stop string was met

@@ -96,10 +96,10 @@ class CapturedBatch(StepBatch):
         transfers: list[tuple[Tensor, Tensor, np.ndarray]] = []
         for size, (on_device, pinned) in self._places.items():
             offsets = (step.cu_seqlens[rows:] - rows).tolist()
-            *content, longest = self._arrays(
+            *content, _ = self._arrays(
                 size, offsets, step.slot_in[rows:], step.slot_out[rows:], step.saves[rows:]
             )
-            if len(content[0]) > len(on_device[0]) or longest > self._most(size):
+            if len(content[0]) > len(on_device[0]):
                 return False
             transfers += zip(on_device, pinned[turn], content, strict=True)
         for target, staged, array in transfers:

@@ -70,7 +70,8 @@ def ending_ids(params: SamplingParams, end_token_ids: Sequence[int]) -> list[int
 
 
 class Sampler:
-    """Samples batches; keeps the parameter tensors of the last one, which mostly comes again."""
+    """Samples batches of one model on one device; keeps the parameter tensors of the last one, which mostly
+    comes again."""
 
     def __init__(self) -> None:
         self._batch: _Batch | None = None
@@ -89,7 +90,7 @@ class Sampler:
         how many tokens of each were drawn that its state has not been told; None: none of any.
         `best`: `largest(logits)` where that is known already.
         """
-        if self._batch is None or not self._batch.is_of(states, logits):
+        if self._batch is None or self._batch.states != tuple(states):  # they are equal to themselves only
             self._batch = _Batch(states, logits)
         batch = self._batch
         tokens = best = largest(logits) if best is None else best
@@ -178,11 +179,6 @@ class _Batch:
 
     def _tensor(self, values: Sequence[float | None], dtype: type) -> Tensor:
         return self.send(np.asarray(values, dtype=dtype))
-
-    def is_of(self, states: Sequence[SamplingState], logits: Tensor) -> bool:
-        """Whether this is the batch of these very states, for logits of this kind."""
-        same = logits.device == self.device and logits.shape[1] == self.vocab
-        return same and self.states == tuple(states)  # states are equal to themselves only
 
 
 def _choose(

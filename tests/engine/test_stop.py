@@ -43,6 +43,11 @@ def test_the_first_to_be_complete_wins_and_then_the_longest() -> None:
     assert stream(["x2", "1"], ["1", "2"]) == (["x"], "2")
 
 
+def test_what_was_held_back_comes_once() -> None:
+    text = StopStrings(["END"], include=False)
+    assert (text.push("aE").text, text.flush(), text.flush()) == ("a", "E", "")
+
+
 def test_without_stops_text_passes() -> None:
     assert stream(["a", "", "中"], []) == (["a", "", "中", ""], None)
 

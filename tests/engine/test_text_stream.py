@@ -54,6 +54,12 @@ def test_stop_tokens(tokenizer: Tokenizer) -> None:
     assert outcome(stream(tokenizer, [97, END], **both, ignore_eos=True)) == ("a", 2, "stop", END)
 
 
+def test_a_token_that_ends_goes_before_a_stop_string(tokenizer: Tokenizer) -> None:
+    b = ord("b")
+    shown = {"stop_token_ids": [b], "stop": "ab", "include_stop_str_in_output": True}
+    assert outcome(stream(tokenizer, b"xabc", **shown)) == ("xab", 3, "stop", b)
+
+
 def test_the_length(tokenizer: Tokenizer) -> None:
     assert outcome(stream(tokenizer, b"abcdef", room=3)) == ("abc", 3, "length", None)
     assert outcome(stream(tokenizer, [97, 98, END], room=3)) == ("ab", 3, "stop", None)

@@ -7,6 +7,7 @@ from itertools import permutations
 import pytest
 
 from denim import LLM, SamplingParams
+from denim.runner.runner import SCORED_ROWS
 from tests.exactness.conftest import Model
 from tests.exactness.harness import Case, Way, greedy, run, tokens_of
 from tests.exactness.judge import FP32_LOGPROB, judge_run
@@ -53,6 +54,16 @@ def test_prompt_logprobs_in_segments_of_every_length(dense: Model) -> None:
     cases = [greedy(tokens_of(40, 1, VOCAB), 1, prompt_logprobs=2)]
     for budget in range(1, 42):
         way = Way(options={"max_num_batched_tokens": budget, "chunk_size": 1})
+        judge_run(dense.judge, cases, run(dense.folder, cases, way))
+
+
+def test_prompt_logprobs_of_one_long_segment(dense: Model) -> None:
+    """More positions than are scored at one time; and the first token of the vocabulary follows a segment."""
+    prompt = tokens_of(SCORED_ROWS + 40, 1, VOCAB)
+    prompt[100] = 0
+    cases = [greedy(prompt, 1, prompt_logprobs=1)]
+    for budget in (len(prompt), 100):
+        way = Way(options={"max_num_batched_tokens": budget, "checkpoint_policy": "none"})
         judge_run(dense.judge, cases, run(dense.folder, cases, way))
 
 

@@ -11,6 +11,7 @@ from denim.errors import ConfigError
 from denim.ledger import LENGTHS, ledger_json, ledger_of
 from denim.spec import read_spec
 from denim.spec.illustrative import illustrative
+from denim.spec.published import published_configs
 from tests.spec.configs import qwen3_5_0_8b
 
 KIB, MIB = 1024, 1024 * 1024
@@ -40,18 +41,30 @@ def test_illustrative_model() -> None:
 
 
 def test_crossover_is_where_the_hybrid_stops_being_larger() -> None:
-    for spec in (read_spec(qwen3_5_0_8b()), illustrative()):
-        ledger = ledger_of(spec)
-        crossover = ledger.crossover_tokens
-        assert crossover is not None
+    ledgers = [ledger_of(read_spec(path)) for path in published_configs().values()]
+    hybrids = [ledger for ledger in ledgers if ledger.crossover_tokens]
+    assert len(hybrids) > 10
+    for ledger in hybrids:
+        crossover = ledger.crossover_tokens or 0
         assert ledger.hybrid_bytes(crossover) <= (ledger.all_full_bytes(crossover) or 0)
         assert ledger.hybrid_bytes(crossover - 1) > (ledger.all_full_bytes(crossover - 1) or 0)
+        tokens, kv = ledger.checkpoint_equals_kv_of_tokens or 0, ledger.kv_bytes_per_token
+        assert (tokens - 1) * kv < ledger.bytes_per_request <= tokens * kv
+
+
+def test_layers_without_a_mixer_would_not_be_attention() -> None:
+    spec = read_spec(published_configs()["Nemotron-H-8B"])
+    ledger = ledger_of(spec)
+    attends, mixes = spec.pattern.count("F"), len(spec.layers) - spec.pattern.count("-")
+    assert 0 < attends < mixes < len(spec.layers)
+    assert ledger.all_full_kv_bytes_per_token == ledger.kv_bytes_per_token // attends * mixes
 
 
 def test_dtypes_scale_what_they_cover() -> None:
     spec = read_spec(qwen3_5_0_8b(), state_dtype="bfloat16")
     ledger = ledger_of(spec, kv_dtype="float8_e4m3fn")
     assert (ledger.kv_bytes_per_token, ledger.state_bytes) == (6 * KIB, 9 * MIB)
+    assert ledger.mtp_kv_bytes_per_token == KIB
     assert ledger.conv_bytes == 648 * KIB
     with pytest.raises(ConfigError, match="kv_dtype is 'fp8'"):
         ledger_of(spec, kv_dtype="fp8")

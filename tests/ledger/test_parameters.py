@@ -9,7 +9,9 @@ import pytest
 
 from denim.ledger import count_parameters, weight_bytes
 from denim.ledger.parameters import multiplied_parameters
+from denim.models.registry import family_of
 from denim.spec import read_spec
+from tests.families.small import configs
 from tests.spec.configs import qwen3_5_0_8b_text, qwen3_5_35b_a3b_text
 
 
@@ -33,6 +35,13 @@ def transformers_count(keys: dict[str, Any], class_name: str) -> int:
 def test_counts_match_transformers(keys: dict[str, Any], class_name: str) -> None:
     counts = count_parameters(read_spec(keys))
     assert counts.total - counts.mtp == transformers_count(keys, class_name)
+
+
+@pytest.mark.parametrize("name", configs())
+def test_every_weight_of_every_family_is_counted(name: str) -> None:
+    spec = read_spec(configs()[name])
+    model = family_of(spec).build(spec, chunk_size=64, device="meta")
+    assert count_parameters(spec).total == sum(target.numel() for target in model.targets().values())
 
 
 def test_mtp_head_of_the_published_0_8b() -> None:

@@ -28,6 +28,10 @@ def test_a_lognormal_has_its_mean(mean: float, sigma: float) -> None:
     assert median == pytest.approx(mean * exp(-(sigma**2) / 2), rel=0.01)
 
 
+def test_no_request_of_a_lognormal_is_empty() -> None:
+    assert min(Lengths.lognormal(2, 3).totals) == 1
+
+
 @pytest.mark.parametrize(("mean", "sigma"), [(0, 1), (350, -1), (float("nan"), 1), (350, float("inf"))])
 def test_a_lognormal_that_cannot_be(mean: float, sigma: float) -> None:
     with pytest.raises(ConfigError, match="lognormal lengths of mean"):
@@ -48,6 +52,12 @@ def test_the_names_that_a_trace_may_use(tmp_path: Path, row: dict[str, object]) 
     lengths = Lengths.trace(path)
     assert (lengths.prompts, lengths.totals) == ((7, 7), (10, 10))
     assert lengths.name == "trace.jsonl"
+
+
+def test_an_answer_may_be_empty(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"prompt_length": 7, "output_length": 0}')
+    assert Lengths.trace(path).totals == (7,)
 
 
 @pytest.mark.parametrize(

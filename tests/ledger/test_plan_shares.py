@@ -16,6 +16,7 @@ from denim.ledger.tensor_parallel import share_of
 from denim.spec import read_spec
 from denim.spec.illustrative import illustrative
 from denim.spec.published import FOLDER as CONFIGS
+from denim.spec.published import published_configs
 from tests.spec.configs import qwen3_5_0_8b
 
 KIB = 1024
@@ -53,6 +54,22 @@ def test_a_record_is_20_kib_a_layer_and_28_with_twice_the_value_heads() -> None:
     layer = spec.layers[0]
     wide = replace(layer, mixer=replace(layer.mixer, num_value_heads=32))
     assert record_bytes(replace(spec, layers=(wide,))) == 28 * KIB + 2 * 32 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "gates"),
+    [
+        ("Kimi-Linear-48B-A3B", (3 + 2) * 32 * 128, 32 * (128 + 1)),  # a decay per key channel, and β
+        ("MiniMax-Text-01", 2 * 64 * 128, 0),
+        ("Mamba2-2.7B", (5120 + 2 * 128) + (5120 + 128), 80),
+        ("Falcon-Mamba-7B", 8192 + (8192 + 16), 8192),
+    ],
+)
+def test_records_of_other_rules(name: str, numbers: int, gates: int) -> None:
+    """The convolution's input, keys and values in the model's dtype; gates in fp32."""
+    spec = replace(read_spec(published_configs()[name]), dtype="bfloat16")
+    layer = next(layer for layer in spec.layers if layer.mixer.letter == "L")
+    assert record_bytes(replace(spec, layers=(layer,))) == 2 * numbers + 4 * gates
 
 
 def test_drafts_cost_records_not_states() -> None:

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from denim.ledger.units import count_text, flops_text, pattern_text, plural, seconds_text, size_text
+from denim.errors import ConfigError
+from denim.ledger.units import (
+    count_text,
+    flops_text,
+    parse_bytes,
+    pattern_text,
+    plural,
+    seconds_text,
+    size_text,
+)
 
 
 @pytest.mark.parametrize(
     ("n", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (12288, "12 KiB"), (19537920, "18.6 MiB"), (2**50 * 5000, "5000 PiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (12288, "12 KiB"),
+        (19537920, "18.6 MiB"),
+        (2**50 * 5000, "5000 PiB"),
+    ],
 )
 def test_sizes(n: int, text: str) -> None:
     assert size_text(n) == text
@@ -38,3 +54,17 @@ def test_patterns() -> None:
     assert pattern_text("LLFL") == "LLFL"
     assert pattern_text("FF") == "F × 2"
     assert pattern_text("") == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "n"),
+    [(0, 0), ("8GiB", 8 * 2**30), ("1.5 kb", 1500), ("2e9", 2 * 10**9), (" 12 ", 12), ("1.5GB", 15 * 10**8)],
+)
+def test_bytes(value: int | str, n: int) -> None:
+    assert parse_bytes("memory", value) == n
+
+
+@pytest.mark.parametrize("value", ["1.5", "1.5B", -1, "-1", True, "8 gigabytes", "1.2.3MiB", "", None, 1.5])
+def test_what_is_no_number_of_bytes(value: object) -> None:
+    with pytest.raises(ConfigError, match="memory=.*give bytes as a whole number, or with KiB"):
+        parse_bytes("memory", value)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from denim.errors import ConfigError
 from denim.models.weights import load_model
+from denim.spec.ffn import MoEFFN
 from denim.spec.reader import read_spec
 from tests.families.jamba import save
 
@@ -35,6 +36,23 @@ def test_experts_one_by_one_and_all_in_one(tmp_path: Path) -> None:
     ffn = load_model(read_spec(tmp_path), tmp_path, device="cpu", chunk_size=64).blocks[1].ffn
     assert torch.equal(ffn.up, expected.up)
     assert torch.equal(ffn.down, expected.down)
+
+
+def test_a_config_without_a_pattern(tmp_path: Path) -> None:
+    """Which layers attend and which have experts are then transformers' own."""
+    from transformers import JambaConfig
+
+    save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    absent = {key: None for key in config if key.startswith(("attn_layer", "expert_layer"))}
+    assert len(absent) == 4
+    spec = read_spec(config | absent | {"num_hidden_layers": 18})
+    theirs = JambaConfig(num_hidden_layers=18)
+    attends = [layer.mixer.letter == "F" for layer in spec.layers]
+    assert attends == [kind in ("attention", "full_attention") for kind in theirs.layers_block_type]
+    assert [isinstance(layer.ffn, MoEFFN) for layer in spec.layers] == [
+        n > 1 for n in theirs.layers_num_experts
+    ]
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,16 @@ def test_absorbed_and_expanded_attention_agree(tmp_path: Path) -> None:
             "linear_attn_config",
             {"head_dim": 16, "num_heads": 3, "short_conv_kernel_size": 4, "kda_layers": [1]},
         ),
+        (
+            "linear_attn_config",
+            {
+                "head_dim": 16,
+                "num_heads": 3,
+                "short_conv_kernel_size": 4,
+                "kda_layers": [1, 2],
+                "full_attn_layers": [2],
+            },
+        ),
     ],
 )
 def test_what_is_not_covered_is_named(key: str, value: object) -> None:

@@ -98,6 +98,20 @@ def test_a_draw_depends_on_how_many_were_drawn_not_on_when() -> None:
         assert token == tokens[step]
 
 
+def test_tokens_that_were_drawn_and_not_told_yet_count() -> None:
+    """As steps overlap, a token may be drawn before the host knows the one before it."""
+    told, untold = (state(**FREE, min_tokens=3) for _ in range(2))
+    for token in (11, 12, 13):
+        told.append(token)
+    for seed in range(10):
+        logits = random_logits(1, seed, scale=0.5)
+        assert Sampler().draw(logits, [untold], [3]).result() == sample(logits, told)
+    ends = torch.zeros(1, VOCAB)
+    ends[0, 5] = 50.0
+    assert Sampler().draw(ends, [untold], [2]).result().tokens != [5]
+    assert Sampler().draw(ends, [untold], [3]).result().tokens == [5]
+
+
 MIXED = [
     {"temperature": 0},
     {"temperature": 1.0, "seed": 3},
@@ -186,6 +200,13 @@ def test_penalties_count_prompt_and_output_as_they_should() -> None:
     assert next_token(0, 1, 1, presence_penalty=0.15) == 0
     assert next_token(0, 1, 1, frequency_penalty=0.15) == 0  # 2.85 against 2.6 and 2.8
     assert next_token(0, 0, 1, frequency_penalty=0.15) == 2  # 2.7 and 2.75 against 2.8
+
+
+def test_a_penalty_is_on_the_biased_logit() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, :2] = torch.tensor([1.0, 3.0])
+    one = state(prompt=[0], temperature=0, repetition_penalty=2.0, logit_bias={0: 3})
+    assert sample(logits, one).tokens == [1]  # (1 + 3) / 2 against 3; 1 / 2 + 3 would win
 
 
 def test_no_end_before_min_tokens() -> None:

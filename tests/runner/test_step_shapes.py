@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from denim.engine.memory_plan import RECORD_FROM
-from denim.runner.step_shapes import decode_shapes, prefill_shapes
+from denim.runner.step_shapes import StepShape, decode_shapes, prefill_shapes
 
 
 @pytest.mark.parametrize("most", [1, 3, 8, 9, 64, 100, 256, 300])
@@ -25,6 +25,18 @@ def test_prefill_shapes_keep_within_a_step() -> None:
     assert {shape.rows for shape in prefill_shapes(64, 4096)} == {0, 8, 32, 64}
     assert {shape.spans for shape in prefill_shapes(64, 4096) if not shape.rows} == {1}
     assert {shape.tokens for shape in prefill_shapes(4, 32)} == {32}
+
+
+def test_a_shape_holds_what_it_has_room_for() -> None:
+    shape = StepShape(rows=2, spans=3, tokens=10)
+    assert shape.holds(2, 3, 10)
+    assert not any(shape.holds(*more) for more in ((3, 3, 10), (2, 4, 10), (2, 3, 11)))
+
+
+def test_spans_of_a_shape_with_prefill() -> None:
+    """One for 16 of its tokens, 16 at least, 64 at most."""
+    shapes = {shape.tokens: shape.spans for shape in prefill_shapes(8, 4096) if shape.rows}
+    assert shapes == {64: 16, 256: 16, 512: 32, 1024: 64, 2048: 64, 4096: 64}
 
 
 @pytest.mark.parametrize("most", [RECORD_FROM, 20, 32, 64, 100])

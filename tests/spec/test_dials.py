@@ -59,6 +59,8 @@ def test_key_heads_follow_value_heads() -> None:
     mixer = spec.layers[0].mixer
     assert isinstance(mixer, GatedDeltaNet)
     assert (mixer.num_value_heads, mixer.num_key_heads) == (64, 32)
+    heads = next(dial for dial in dials_of(published("Qwen3.5-35B-A3B")) if dial.name == "linear_heads")
+    assert heads.values[0] == 2 and all(count % 2 == 0 for count in heads.values)
 
 
 def test_the_mtp_head_follows_the_attention() -> None:

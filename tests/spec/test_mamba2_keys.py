@@ -10,6 +10,7 @@ import pytest
 
 from denim.errors import ConfigError
 from denim.ledger.cost import ledger_of
+from denim.spec.families.granitemoehybrid import Details
 from denim.spec.linear import Mamba2
 from denim.spec.published import FOLDER as CONFIGS
 from denim.spec.reader import read_spec
@@ -34,7 +35,7 @@ def test_limits_of_the_time_step(name: str, written: Any, limit: tuple[float, fl
     assert spec.details.time_step_limit == limit  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("written", [[0.5, 0.1], [0.1], 3, ["0", "1"], [-1.0, 1.0]])
+@pytest.mark.parametrize("written", [[0.5, 0.1], [0.5, 0.5], [0.1], 3, ["0", "1"], [-1.0, 1.0]])
 def test_limits_that_are_none(written: Any) -> None:
     with pytest.raises(ConfigError, match="time_step_limit"):
         read_spec(config("bamba-9b", time_step_limit=written))
@@ -51,6 +52,15 @@ def test_granite_without_mamba_layers_and_with_none_but_them() -> None:
     assert read_spec(config("granite-4.0-micro")).rope is not None
     spec = read_spec(config("granite-4.0-h-tiny", layer_types=None))
     assert spec.rope is None and all(isinstance(layer.mixer, Mamba2) for layer in spec.layers)
+
+
+def test_granite_without_multipliers_and_positions() -> None:
+    """As transformers reads it: nothing is scaled or turned."""
+    multipliers = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    absent = dict.fromkeys((*multipliers, "position_embedding_type"))
+    spec = read_spec(config("granite-4.0-h-tiny", **absent))
+    assert spec.details == Details(1.0, 1.0, 1.0, 1.0, (0.0, inf))
+    assert spec.rope is None
 
 
 @pytest.mark.parametrize(
@@ -72,6 +82,7 @@ def test_granite_without_mamba_layers_and_with_none_but_them() -> None:
         ("granite-4.0-h-tiny", {"position_embedding_type": "alibi"}, "position_embedding_type"),
         ("granite-4.0-h-tiny", {"normalization_function": "layernorm"}, "normalization_function"),
         ("granite-4.0-h-tiny", {"num_experts_per_tok": 65}, "num_experts_per_tok"),
+        ("granite-4.0-h-tiny", {"num_attention_heads": 20}, "'head_dim' is missing"),
         ("granite-4.0-h-tiny", {"residual_multiplier": -1}, "residual_multiplier"),
     ],
 )

@@ -56,6 +56,8 @@ def test_dtype_is_the_callers_or_the_configs() -> None:
         read_spec(config, dtype="int8")
     with pytest.raises(ConfigError, match="state_dtype is 'fp32'"):
         read_spec(config, state_dtype="fp32")
+    with pytest.raises(ConfigError, match="'torch_dtype' is 'bfloat16'; supported: 'float16'"):
+        read_spec(config | {"torch_dtype": "bfloat16"})
 
 
 def test_errors_name_the_file_that_was_given(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def read(fields: Fields, dtype: str, state_dtype: str) -> ModelSpec:
         "F": FullAttention(heads, kv_heads, head_dim, rotary_dim),
     }
     experts, top_k = read_expert_counts(fields, "num_local_experts")
-    ffn = MoEFFN(experts, top_k, fields.positive_int("intermediate_size"), guard=0.0)
+    ffn = MoEFFN(experts, top_k, fields.positive_int("intermediate_size"))
     spec = ModelSpec(
         family="minimax",
         hidden_size=fields.positive_int("hidden_size"),
