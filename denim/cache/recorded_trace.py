@@ -23,6 +23,8 @@ from denim.errors import ConfigError
 BLOCK = 512  # tokens
 OWN_TOKENS = 1 << 30
 """Ids from here on are of answers that nobody goes on with."""
+LATEST = 2**53
+"""Milliseconds, from which on a double no longer tells them apart."""
 _OFFSETS = np.arange(BLOCK)
 
 
@@ -58,7 +60,7 @@ class RecordedTrace:
 def read_trace(path: Path, limit: int | None = None) -> RecordedTrace | None:
     """The first `limit` requests (None: all) of a trace; None when its lines name no blocks.
 
-    Raises ConfigError for a line that names too few of them.
+    Raises ConfigError for a line that names too few of them, or values of another kind.
     """
     entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     entries = entries[:limit]
@@ -66,11 +68,23 @@ def read_trace(path: Path, limit: int | None = None) -> RecordedTrace | None:
     if not all(isinstance(entry, dict) and all(key in entry for key in needed) for entry in entries):
         return None
     for number, entry in enumerate(entries, 1):
+        at, blocks = entry["timestamp"], entry["hash_ids"]
+        if not isinstance(at, int | float) or not abs(at) < LATEST:
+            raise ConfigError(
+                f"--trace {path}, request {number}: timestamp is {at!r}; it must be a number of milliseconds"
+            )
+        if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
+            raise ConfigError(f"--trace {path}, request {number}: hash_ids must be a list of whole numbers")
         if len(entry["hash_ids"]) < -(-entry["input_length"] // BLOCK):
             raise ConfigError(
                 f"--trace {path}, request {number}: {len(entry['hash_ids'])} hash_ids for a prompt of"
                 f" {entry['input_length']} tokens; there must be one for each {BLOCK} tokens"
             )
+    numbers: dict[
+        int, int
+    ] = {}  # token ids are made of them and have 32 bits; a trace's may be 64-bit hashes
+    for entry in entries:
+        entry["hash_ids"] = [numbers.setdefault(block, len(numbers)) for block in entry["hash_ids"]]
     return RecordedTrace(entries, _last_turns(entries))
 
 

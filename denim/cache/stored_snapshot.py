@@ -26,8 +26,10 @@ def stored_snapshot(directory: Path) -> dict[str, Any]:
     """
     try:
         identity = json.loads((directory / MANIFEST).read_text())
+        if not isinstance(identity, dict) or "format" not in identity:
+            raise ValueError(f"{MANIFEST} is of something else")
         stored = read_stored(directory, identity)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{str(directory)!r} is no disk_cache, or cannot be read: {error}; it must have a {MANIFEST}"
         ) from None

@@ -49,7 +49,7 @@ def main() -> None:
     try:
         app()
     except DenimError as error:
-        print(f"denim: {error}", file=sys.stderr)
+        print("denim:", " ".join(str(error).splitlines()), file=sys.stderr)
         sys.exit(exit_code(error))
     except OSError as error:  # a full disk behind stdout, say
         print(f"denim: {error}", file=sys.stderr)

@@ -35,7 +35,13 @@ def show_cache(where: str, api_key: str | None, most: int, as_json: bool) -> Non
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    Console(highlight=False, width=LINE).print(drawn(found, most), soft_wrap=True)
+    try:
+        tree = drawn(found, most)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where} is no whole snapshot of a prefix cache ({error!r}); give {WANTED}"
+        ) from None
+    Console(highlight=False, width=LINE).print(tree, soft_wrap=True)
 
 
 def read_snapshot(where: str, api_key: str | None = None) -> dict[str, Any]:
@@ -54,7 +60,7 @@ def read_snapshot(where: str, api_key: str | None = None) -> dict[str, Any]:
             ) from None
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON: {error}; give {WANTED}") from None
     if found is None:
         raise ConfigError(
@@ -115,8 +121,9 @@ def heading(found: dict[str, Any]) -> str:
     account = found["account"]
     kept = sum(node["bytes"] for node in found["nodes"])
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(found["by_kind"].items(), key=lambda kv: -kv[1]))
+    checkpoints = sum(found["by_kind"].values())
     parts = [
-        f"[bold]prefix cache[/] ({found['policy']}): {sum(found['by_kind'].values()):,} checkpoints"
+        f"[bold]prefix cache[/] ({found['policy']}): {checkpoints:,} {plural('checkpoint', checkpoints)}"
         + (f" ({kinds})" if kinds else ""),
         f"{size_text(kept)} with their pages",
     ]
@@ -130,7 +137,8 @@ def heading(found: dict[str, Any]) -> str:
         parts += [f"lost {lost}"] if lost else []
     for name, tier in found.get("tiers", {}).items():
         used, total = size_text(tier["used_bytes"]), size_text(tier["total_bytes"])
-        parts.append(f"{name}: {tier['checkpoints']:,} checkpoints in {used} of {total}")
+        n = tier["checkpoints"]
+        parts.append(f"{name}: {n:,} {plural('checkpoint', n)} in {used} of {total}")
     parts += [f"[red]passed over: {escape(name)}[/]" for name in found.get("passed", ())]
     return "; ".join(parts)
 

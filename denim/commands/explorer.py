@@ -99,5 +99,5 @@ def _listen(port: int) -> socket.socket:
         listening.listen()  # before the link is shown, so that it can be followed at once
     except (OSError, OverflowError) as error:
         listening.close()
-        raise ConfigError(f"--port {port} cannot be used: {error}; give another") from error
+        raise ConfigError(f"--port {port} cannot be used: {str(error).rstrip('.')}; give another") from error
     return listening

@@ -36,7 +36,7 @@ def show_ledger(
     """
     config = find_config(model)
     spec = read_spec(config.place, dtype=dtype, state_dtype=state_dtype)
-    asked = parse_lengths(lengths) if lengths else default_lengths(spec)
+    asked = parse_lengths(lengths) if lengths is not None else default_lengths(spec)
     if max(asked) > spec.max_position:
         raise ConfigError(
             f"--lengths has {max(asked):,}; this model takes at most {spec.max_position:,} tokens"

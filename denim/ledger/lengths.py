@@ -99,7 +99,7 @@ class Lengths:
 def _pair(path: Path, number: int, line: str) -> tuple[int, int]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--trace {path}, line {number} is not JSON: {error}; correct it") from error
     if not isinstance(row, dict):
         raise ConfigError(f"--trace {path}, line {number} is not a JSON object; make it one")

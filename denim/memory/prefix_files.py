@@ -113,7 +113,7 @@ class PrefixFiles:
             other = [
                 f"{k} {found.get(k)!r}, not {v!r}" for k, v in self._identity.items() if found.get(k) != v
             ]
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             other = ["its manifest cannot be read"]
         if other:
             self._lock.close()

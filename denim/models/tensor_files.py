@@ -56,9 +56,9 @@ def find_tensors(folder: Path) -> dict[str, Path]:
 
     try:
         assigned = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+        shards = {folder / file for file in assigned.values()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{index} is not a safetensors index: {error!r}; download it again") from None
-    shards = {folder / file for file in assigned.values()}
     lost = sorted(file.name for file in shards if not file.exists())
     if lost:
         raise ConfigError(

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from denim.errors import ConfigError
 from denim.layers.norm import RMSNorm
+from denim.ledger.parameters import weight_bytes
+from denim.ledger.units import size_text
 from denim.models.causal_lm import EMBEDDING, HEAD
 from denim.models.family import Model
 from denim.models.fp8 import SCALE_SUFFIX
@@ -33,6 +35,9 @@ APPENDED_MTP = ".enorm.weight"
 # A projection with at least this share of all-zero rows is reported: published files with zeroed
 # projections exist, and nothing else would show it.
 SUSPICIOUS_ZERO_ROWS = 1 / 16
+
+MOST_BYTES = 2**50
+"""Of all weights: a hundred times those of the largest published model, and far below what overflows."""
 
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
@@ -51,6 +56,10 @@ def load_model(
     tensor when one is missing, surplus, doubled, of another shape, or unreadable.
     """
     family = family_of(spec)
+    if weight_bytes(spec) > MOST_BYTES:
+        raise ConfigError(
+            f"{folder}: the config asks for {size_text(weight_bytes(spec))} of weights; correct its sizes"
+        )
     where = find_tensors(folder)
     published: dict[str, str] = {}
     for name in where:

@@ -59,7 +59,7 @@ def load_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise unreadable(path, error) from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested or numbers too long
         raise ConfigError(
             f"{path} cannot be read as JSON: {error}; correct it, or download it again"
         ) from error

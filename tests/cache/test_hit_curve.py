@@ -61,6 +61,27 @@ def test_traces_without_blocks_and_with_too_few(tmp_path: Path) -> None:
         read_trace(save(tmp_path / "b", [entry(0, 10, 1, [1]), entry(0, 600, 1, [1])]))
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"hash_ids": 3}, "hash_ids must be a list of whole numbers"),
+        ({"hash_ids": [1, {}]}, "hash_ids must be a list of whole numbers"),
+        ({"timestamp": "soon"}, "timestamp is 'soon'; it must be a number"),
+        ({"timestamp": float("nan")}, "timestamp is nan; it must be a number"),
+        ({"timestamp": 10**400}, "timestamp is 1000.*; it must be a number"),
+    ],
+)
+def test_values_that_cannot_be(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"request 1: {message}"):
+        read_trace(save(tmp_path / "t", [entry(0, 600, 1, [1, 2]) | changed]))
+
+
+def test_block_ids_may_be_hashes_of_any_length(tmp_path: Path) -> None:
+    """Those that agree in their last 32 bits are different blocks."""
+    first, second = read_trace(save(tmp_path / "t", [entry(0, 512, 1, [1]), entry(1, 512, 1, [1 + 2**70])]))
+    assert first.tokens[0] != second.tokens[0]
+
+
 def test_the_curve_rises_to_what_is_shared(tmp_path: Path) -> None:
     """40 conversations of 4 turns that take turns; without limit every turn reuses all of the one before."""
     chance = random.Random(0)

@@ -11,7 +11,7 @@ import pytest
 from denim import ConfigError
 from denim.cache.snapshot import FORM
 from denim.cache.stored_snapshot import stored_snapshot
-from denim.memory.prefix_files import PagePlace, PrefixFiles, StoredCheckpoint
+from denim.memory.prefix_files import MANIFEST, PagePlace, PrefixFiles, StoredCheckpoint
 
 IDENTITY = {"model": "small", "layout": 7}
 PAGE = bytes(range(64))
@@ -71,3 +71,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 def test_another_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is no disk_cache"):
         stored_snapshot(tmp_path)
+    for content in ("[]", "{}", "3", "{", "[" * 100_000):
+        (tmp_path / MANIFEST).write_text(content)
+        with pytest.raises(ConfigError, match=r"is no disk_cache"):
+            stored_snapshot(tmp_path)

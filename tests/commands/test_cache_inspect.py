@@ -11,9 +11,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from denim import LLM, ConfigError, SamplingParams
-from denim.cache.snapshot import snapshot
+from denim.cache.snapshot import FORM, snapshot
 from denim.cli import app
-from denim.commands.cache_inspect import drawn, heading, node_text, read_snapshot
+from denim.commands.cache_inspect import drawn, heading, node_text, read_snapshot, show_cache
 from tests.cache.memory import World
 from tests.cache.test_stored_snapshot import filled
 
@@ -116,6 +116,7 @@ def test_a_directory(tmp_path: Path) -> None:
         (None, "no URL, no directory and no file"),
         ("null", "its checkpoint_policy is none"),
         ("nonsense", "is not JSON: .*; give the URL of `denim serve`"),
+        ("[" * 100_000, "is not JSON: .*; give the URL of `denim serve`"),
         ("[]", "is JSON, but no snapshot of a prefix cache; give the URL"),
         ('{"a": 1}', "is JSON, but no snapshot"),
         ('{"form": 99, "nodes": []}', "snapshot in form 99, and this is a Denim that reads form 1"),
@@ -127,6 +128,14 @@ def test_what_is_no_snapshot(tmp_path: Path, content: str | None, message: str) 
         path.write_text(content)
     with pytest.raises(ConfigError, match=message):
         read_snapshot(str(path))
+
+
+@pytest.mark.parametrize("rest", [{"nodes": 3}, {"nodes": []}, {"nodes": [{}]}, {"nodes": [], "account": []}])
+def test_a_snapshot_that_is_not_whole(tmp_path: Path, rest: dict[str, Any]) -> None:
+    path = tmp_path / "file"
+    path.write_text(json.dumps({"form": FORM, **rest}))
+    with pytest.raises(ConfigError, match="is no whole snapshot of a prefix cache"):
+        show_cache(str(path), None, 100, as_json=False)
 
 
 def test_a_server_that_is_not_there() -> None:

@@ -68,6 +68,11 @@ def test_lengths_beyond_the_model(folder: Path) -> None:
         ledger(folder, lengths="100,262145")
 
 
+def test_no_length_at_all_is_not_the_default(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--lengths is ''; give positive whole numbers"):
+        ledger(folder, lengths="")
+
+
 def test_default_lengths_end_with_the_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = qwen3_5_0_8b()
     config["text_config"]["max_position_embeddings"] = 5000

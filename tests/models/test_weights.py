@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from denim.errors import ConfigError
 from denim.layers.norm import RMSNorm
+from denim.models.tensor_files import INDEX, find_tensors
 from denim.models.weights import load_model, random_weights
 from denim.spec.config_file import embedded_model
 from denim.spec.reader import read_spec
@@ -253,6 +254,23 @@ def test_mtp_head_that_the_index_forgot(tmp_path: Path) -> None:
     write_index(tmp_path, weight_map | dict.fromkeys(head, "mtp.safetensors"))
     with pytest.raises(ConfigError, match=r"mtp\.safetensors"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "index", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', "[" * 100_000]
+)
+def test_an_index_that_is_none(tmp_path: Path, index: str) -> None:
+    (tmp_path / INDEX).write_text(index)
+    with pytest.raises(ConfigError, match="is not a safetensors index: .*download it again"):
+        find_tensors(tmp_path)
+
+
+def test_sizes_that_no_memory_holds(tmp_path: Path) -> None:
+    """Told by the config alone, before torch is asked for such tensors."""
+    checkpoint(tmp_path)
+    spec = read_spec(tmp_path)
+    with pytest.raises(ConfigError, match="the config asks for .* of weights; correct its sizes"):
+        load_model(replace(spec, vocab_size=2**62), tmp_path, device="cpu", chunk_size=64)
 
 
 def test_folders_without_weights(tmp_path: Path) -> None:

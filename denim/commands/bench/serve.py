@@ -13,6 +13,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.progress import Progress
@@ -114,10 +115,15 @@ def bench_serve(
 
 
 def base_of(url: str) -> str:
-    """The address under which /chat/completions lies: `url` may end in /v1 or before it."""
+    """The address under which /chat/completions lies: `url` may end in /v1 or before it. Raises ConfigError
+    for a port that cannot be."""
     plain = url.rstrip("/")
     if "://" not in plain:
         plain = f"http://{plain}"
+    try:
+        urlsplit(plain).port  # noqa: B018 (it is checked when it is read)
+    except ValueError as error:
+        raise ConfigError(f"URL is {url!r}: {error}; give one such as http://127.0.0.1:8000") from None
     return plain if plain.endswith("/v1") else f"{plain}/v1"
 
 
@@ -149,7 +155,7 @@ def parse_extra_body(text: str | None) -> dict[str, Any]:
     """A JSON object. Raises ConfigError, also for fields that the run itself decides."""
     try:
         body = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--extra-body is no JSON: {error}; give an object") from error
     if not isinstance(body, dict):
         raise ConfigError(f"--extra-body is {text}; give a JSON object")
