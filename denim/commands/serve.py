@@ -59,7 +59,10 @@ async def _serve(engine: EngineClient, options: ServerOptions, listener: socket.
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         log.info("%s is served on http://%s:%d", ", ".join(app.state.serving.models), shown, port)
-        await _Server(app, options).serve([listener])
+        try:
+            await _Server(app, options).serve([listener])
+        finally:
+            app.state.serving.trial.close()
 
 
 class _Server(uvicorn.Server):

@@ -34,7 +34,7 @@ class FormTrial:
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, end_token_ids: Sequence[int]) -> None:
         self._about = (tokenizer, vocab_size, list(end_token_ids))
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of `_process`; never held while one is waited for
         # Asking waits while the process has no room for more. The event loop's own threads, which read
         # everybody's prompts, must not wait with it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="denim-forms-ask")
@@ -47,7 +47,8 @@ class FormTrial:
         if self._about[0] is None or not is_foreign(form) or form in self._passed:
             return
         try:
-            error = await asyncio.wait_for(self._answer(form), WAIT)
+            async with asyncio.timeout(WAIT):
+                error = await self._answer(form)
         except TimeoutError:
             raise ApiError(
                 503, "too many forms are being compiled; try again in a moment", headers={"retry-after": "5"}
@@ -59,7 +60,7 @@ class FormTrial:
             self._passed.popitem(last=False)
 
     def close(self) -> None:
-        """End the process. A later check starts another one."""
+        """End the process; who waits for it is told. A later check starts another one."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -71,18 +72,31 @@ class FormTrial:
         return await asyncio.wrap_future(asked)
 
     def _ask(self, form: StructuredOutput) -> Future[str | None]:
-        with self._lock:
-            for _ in range(2):  # the process may just have ended, or may not even begin
-                with suppress(BrokenPipeError):
-                    if self._process is None or self._process.popen.poll() is not None:
-                        self._process = _Process(self._about)
-                    return self._process.ask(form)
-                self._process = None
+        for _ in range(2):  # the process may just have ended, or may not even begin
+            process = self._running()
+            with suppress(BrokenPipeError):
+                return process.ask(form)
+            if not self._forget(process):
+                break  # it was closed meanwhile
         raise ApiError(503, ENDED, headers={"retry-after": "1"})
+
+    def _running(self) -> _Process:
+        with self._lock:
+            if self._process is None or self._process.popen.poll() is not None:
+                self._process = _Process(self._about)
+            return self._process
+
+    def _forget(self, process: _Process) -> bool:
+        """Whether it was still the one to ask."""
+        with self._lock:
+            known = self._process is process
+            if known:
+                self._process = None
+            return known
 
 
 class _Process:
-    """One process, and who waits for its answers."""
+    """One process, and who waits for its answers. One thread asks."""
 
     def __init__(self, about: object) -> None:
         command = [sys.executable, "-m", "denim.server.form_trial_process"]
@@ -91,7 +105,7 @@ class _Process:
         self._gate = threading.Lock()  # nobody asks once `_ended` is set
         self._ended = False
         self._numbers = count()
-        self._send(about)
+        self._untold: object | None = about  # sent before the first question, by who may wait
         threading.Thread(target=self._listen, name="denim-forms", daemon=True).start()
 
     def ask(self, form: StructuredOutput) -> Future[str | None]:
@@ -101,6 +115,9 @@ class _Process:
                 raise BrokenPipeError
             number = next(self._numbers)
             answer = self._open[number] = Future()
+        if self._untold is not None:
+            self._send(self._untold)
+            self._untold = None
         self._send((number, form))
         return answer
 
@@ -114,8 +131,10 @@ class _Process:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             number, error = json.loads(line)
-            with suppress(InvalidStateError):  # whoever asked has left
-                self._open.pop(number).set_result(error)
+            answer = self._open.pop(number, None)  # a child that dies behind its answer is answered for too
+            if answer is not None:
+                with suppress(InvalidStateError):  # whoever asked has left
+                    answer.set_result(error)
         with self._gate:
             self._ended = True
         for answer in self._open.values():

@@ -20,6 +20,8 @@ from denim.errors import RequestError
 from denim.structured_output import StructuredOutput
 
 AT_ONCE = 4
+LONGEST_TEXT = 600
+"""Bytes of an answer's text: each is at most six in JSON, which together fit into one write."""
 SECONDS = 10  # of one core
 MEMORY = 4 * 2**30  # bytes beyond what the process has anyway
 
@@ -75,7 +77,9 @@ def _try(grammars: Grammars, number: int, form: StructuredOutput) -> None:
 
 def _answer(number: int, error: str | None) -> None:
     """One write, which is not mixed with those of others as long as it fits a pipe's buffer (4 KiB)."""
-    text = error if error is None else error[:1000]
+    text = None
+    if error is not None:
+        text = error.encode(errors="backslashreplace")[:LONGEST_TEXT].decode(errors="ignore")
     os.write(sys.stdout.fileno(), json.dumps([number, text]).encode("ascii") + b"\n")
 
 

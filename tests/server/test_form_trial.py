@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -15,7 +19,7 @@ import pytest
 
 from denim import RequestError, StructuredOutput
 from denim.engine.tokenizer import load_tokenizer
-from denim.server import form_trial_process
+from denim.server import form_trial, form_trial_process
 from denim.server.errors import ApiError
 from denim.server.form_trial import FormTrial, is_foreign
 from denim.spec.config_file import embedded_model
@@ -139,8 +143,6 @@ def test_over_http(client: openai.OpenAI) -> None:
 
 
 def test_its_limits_are_below_the_servers_patience() -> None:
-    from denim.server import form_trial
-
     assert form_trial_process.SECONDS < form_trial.WAIT
 
 
@@ -165,3 +167,89 @@ def test_forms_that_wait_leave_the_threads_that_read_prompts(trial: FormTrial) -
     check(trial, StructuredOutput(regex="started"))
     asyncio.run(read_meanwhile())
     assert check(trial, StructuredOutput(regex="again")) == [None]
+
+
+def test_closing_while_asking_waits_for_room(trial: FormTrial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More text than the pipe holds, to a process that does not read: it is ended, and who asked is told."""
+    asking, send = threading.Event(), form_trial._Process._send
+
+    def noted(process: Any, message: object) -> None:
+        asking.set()
+        send(process, message)
+
+    async def scene(pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            asked = asyncio.ensure_future(trial.check(StructuredOutput(regex="a" + "b" * 200_000)))
+            await asyncio.to_thread(asking.wait)
+            closing = threading.Thread(target=trial.close)
+            closing.start()
+            await asyncio.to_thread(closing.join, 20)
+            assert not closing.is_alive()
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ApiError, match="has ended; ask again"):
+            await asked
+
+    check(trial, StructuredOutput(regex="begun"))
+    assert trial._process is not None
+    monkeypatch.setattr(form_trial._Process, "_send", noted)
+    asyncio.run(scene(trial._process.popen.pid))
+    assert check(trial, StructuredOutput(regex="anew")) == [None]
+
+
+ANSWERS_TWICE = """
+import json, pickle, sys
+pickle.load(sys.stdin.buffer)
+while True:
+    try:
+        number, _ = pickle.load(sys.stdin.buffer)
+    except EOFError:
+        break
+    for _ in range(2):
+        print(json.dumps([number, None]), flush=True)
+"""
+
+
+def test_a_form_that_is_answered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child dies behind its answer, and is answered for: those after it still get theirs."""
+    really = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda _, **pipes: really([sys.executable, "-c", ANSWERS_TWICE], **pipes)
+    )
+    monkeypatch.setattr(form_trial, "WAIT", 20.0)
+    tokenizer: Any = "not looked at"
+    trial = FormTrial(tokenizer, 10, [])
+    try:
+        assert [check(trial, StructuredOutput(regex=letter)) for letter in "abc"] == [[None]] * 3
+    finally:
+        trial.close()
+
+
+@pytest.mark.parametrize("letter", ["a", "\x01", "é", "中", "🧵", "\ud800"])
+def test_an_answer_is_one_write(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer ones would be mixed with those of other children, and nobody could read either."""
+    written: list[bytes] = []
+    monkeypatch.setattr(os, "write", lambda _, data: written.append(data))
+    form_trial_process._answer(10**9, letter * 5000)
+    (line,) = written
+    assert len(line) <= select.PIPE_BUF
+    number, text = json.loads(line)
+    assert number == 10**9 and len(text) > 100
+
+
+def test_who_leaves_as_the_answer_comes_has_left(trial: FormTrial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the request would be computed for nobody."""
+
+    async def scene() -> None:
+        answer = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(trial, "_answer", lambda form: answer)
+        asked = asyncio.ensure_future(trial.check(StructuredOutput(regex="leaves")))
+        await asyncio.sleep(0)
+        answer.set_result(None)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    asyncio.run(scene())
