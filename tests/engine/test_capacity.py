@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from denim import LLM, CapacityError, RequestError, SamplingParams
+from denim.ledger.budget import working_bytes
 from denim.memory.fit import requests_that_fit
 from denim.memory.layout import ArenaLayout
 from tests.exactness.harness import tokens_of
@@ -126,6 +128,28 @@ def test_half_the_kv_brings_what_it_should(mute: tuple[Path, Judge]) -> None:
 def test_memory_beyond_the_machine_is_refused(mute: tuple[Path, Judge]) -> None:
     with pytest.raises(CapacityError, match="memory=.*more than the .* free on cpu; lower memory"):
         LLM(mute[0], memory=2**52)
+
+
+def test_without_a_size_the_arena_is_what_the_requests_could_use(mute: tuple[Path, Judge]) -> None:
+    llm = LLM(mute[0], max_num_seqs=3, max_model_len=100)
+    layout = llm.core.layout
+    need = {name: 3 * n for name, n in layout.need(100).items()}
+    assert llm.core.capacity.num_slabs == layout.slabs_for(need)
+
+
+def test_a_fraction_counts_what_is_in_use_and_the_working_memory(
+    mute: tuple[Path, Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=100 * 2**20))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=2**30, available=2**30))
+    monkeypatch.setattr("psutil.Process", lambda: used)
+    llm = LLM(mute[0], memory=0.25, max_num_seqs=4, max_num_batched_tokens=64)
+    working = working_bytes(llm.core.spec, 64, 4, 64)
+    assert working > llm.core.layout.slab_bytes
+    expected = (2**28 - 100 * 2**20 - working) // llm.core.layout.slab_bytes
+    assert llm.core.capacity.num_slabs == expected
+    with pytest.raises(CapacityError, match="memory=0.05 of the 1 GiB of cpu leaves nothing"):
+        LLM(mute[0], memory=0.05)
 
 
 def test_a_fraction_of_the_machine(mute: tuple[Path, Judge]) -> None:

@@ -12,7 +12,6 @@ import torch
 
 from denim import LLM, ConfigError, SamplingParams
 from denim.engine.options import EngineOptions
-from denim.ledger.units import parse_bytes
 from tests.exactness.harness import tokens_of
 from tests.exactness.judge import Judge
 from tests.tiny import VOCAB
@@ -29,6 +28,10 @@ from tests.tiny import VOCAB
         ({"seed": "x"}, "seed='x' must be"),
         ({"memory": 1.5}, "memory=1.5: a fraction of the device must lie above 0 and be at most 1; .*TiB"),
         ({"memory": 0.0}, "memory=0.0: a fraction"),
+        ({"page_size": 4097}, "page_size=4097 is too large; at most 4096"),
+        ({"chunk_size": 513}, "chunk_size=513 is too large; at most 512"),
+        ({"deferred_writes": 1}, "deferred_writes=1 must be 'auto', None or a number of steps from 2 to 33"),
+        ({"deferred_writes": 34}, "deferred_writes=34 must be"),
         ({"memory": "8 gigs"}, "memory='8 gigs': give bytes .*KiB, MiB, GiB or TiB"),
         ({"memory": "1.5"}, "memory='1.5': give bytes"),
         ({"memory": -1}, "memory=-1: give bytes"),
@@ -37,6 +40,10 @@ from tests.tiny import VOCAB
         ({"disk_space": -1}, "disk_space=-1: give bytes"),
         ({"disk_cache": 3, "host_memory": "1MiB"}, "disk_cache=3 must be the path of a directory"),
         ({"disk_cache": "/tmp/x"}, "disk_cache='/tmp/x' needs host_memory"),
+        (
+            {"disk_cache": "/tmp/x", "host_memory": "1MiB", "checkpoint_policy": "none"},
+            'and a checkpoint_policy other than "none"',
+        ),
         ({"checkpoint_dtype": "int4"}, "checkpoint_dtype='int4'; supported: auto, bfloat16, int8"),
         ({"dtype": "int8"}, "dtype='int8'; supported: auto"),
         ({"device": "tpu"}, "device='tpu'; supported:"),
@@ -55,27 +62,6 @@ from tests.tiny import VOCAB
 def test_wrong_values(mute: tuple[Path, Judge], given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(mute[0], **{"memory": "1MiB", **given})
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("8GiB", 8 * 2**30),
-        ("512 MiB", 512 * 2**20),
-        ("1.5GB", 1_500_000_000),
-        ("2e9", 2 * 10**9),
-        (17, 17),
-        ("0", 0),
-    ],
-)
-def test_bytes(text: str | int, expected: int) -> None:
-    assert parse_bytes("memory", text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "1.2.3", "-1", "1 parsec", 1.5, None, True])
-def test_what_is_no_number_of_bytes(text: Any) -> None:
-    with pytest.raises(ConfigError, match="memory="):
-        parse_bytes("memory", text)
 
 
 def test_options_are_frozen() -> None:

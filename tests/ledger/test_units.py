@@ -58,13 +58,26 @@ def test_patterns() -> None:
 
 @pytest.mark.parametrize(
     ("value", "n"),
-    [(0, 0), ("8GiB", 8 * 2**30), ("1.5 kb", 1500), ("2e9", 2 * 10**9), (" 12 ", 12), ("1.5GB", 15 * 10**8)],
+    [
+        (0, 0),
+        (17, 17),
+        ("0", 0),
+        ("512 MiB", 512 * 2**20),
+        ("8GiB", 8 * 2**30),
+        ("1.5 kb", 1500),
+        ("2e9", 2 * 10**9),
+        (" 12 ", 12),
+        ("1.5GB", 15 * 10**8),
+    ],
 )
 def test_bytes(value: int | str, n: int) -> None:
     assert parse_bytes("memory", value) == n
 
 
-@pytest.mark.parametrize("value", ["1.5", "1.5B", -1, "-1", True, "8 gigabytes", "1.2.3MiB", "", None, 1.5])
+@pytest.mark.parametrize(
+    "value",
+    ["1.5", "1.5B", -1, "-1", True, "8 gigabytes", "1.2.3", "1.2.3MiB", "GiB", "1 parsec", "", None, 1.5],
+)
 def test_what_is_no_number_of_bytes(value: object) -> None:
     with pytest.raises(ConfigError, match="memory=.*give bytes as a whole number, or with KiB"):
         parse_bytes("memory", value)
