@@ -23,7 +23,6 @@ from denim.engine.messages import Close, Command
 from denim.engine.options import EngineOptions
 from denim.engine.tokenizer import load_tokenizer
 from denim.engine.unavailable import EngineClosedError, EngineDiedError
-from denim.errors import DenimError
 from denim.server.engine_process import PIECE, Failed, Ready, Start
 from denim.server.frames import FrameReader, packed
 
@@ -131,7 +130,7 @@ class EngineClient(EngineFront):
             raise
         super().__init__(facts, tokenizer)
         self._transport: asyncio.Transport | None = None
-        self._outbox: list[Command] = []  # sent at the end of this turn of the event loop
+        self._outbox: list[bytes] = []  # sent at the end of this turn of the event loop
         self._restart: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -150,31 +149,34 @@ class EngineClient(EngineFront):
         self._closed = True
         self._refusal = EngineClosedError("the engine was closed")
         self._lose(self._refusal)
+        transport, self._transport = self._transport, None
         if self._restart is not None:
             self._restart.cancel()
-        if self._transport is None:  # it has not served yet, and has nothing to finish
+            await asyncio.wait([self._restart])
+        if transport is None:  # it has not served yet, and has nothing to finish
             self._engine.kill()
             return
-        self._transport.write(packed([*self._outbox, Close()]))
-        self._transport.close()
-        self._transport = None
+        # What comes is read until the end: the process may wait for room for an answer before it sees Close.
+        transport.write(packed([Close()]))
         try:
             await asyncio.to_thread(self._engine.process.wait, CLOSING)
         except subprocess.TimeoutExpired:
             log.warning("the engine process did not end within %d s; it is killed", CLOSING)
             self._engine.process.kill()
             self._engine.process.wait()
+        transport.close()
 
     def _send(self, command: Command) -> None:
         if self._transport is None:
             raise (self._refusal or EngineClosedError("the engine was not entered with 'async with'")).again()
+        frame = packed([command])  # now: what cannot be sent is its sender's error, and nobody else's
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._outbox.append(command)
+        self._outbox.append(frame)
 
     def _flush(self) -> None:
         if self._transport is not None and self._outbox:
-            self._transport.write(packed(self._outbox))
+            self._transport.write(b"".join(self._outbox))
         self._outbox = []
 
     # The process
@@ -182,7 +184,7 @@ class EngineClient(EngineFront):
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_accepted_socket(lambda: _Wire(self), self._engine.end)
-        self._transport = transport
+        self._transport, self.asleep = transport, False
 
     def connection_lost(self) -> None:
         """The other end is gone. Called by the wire."""
@@ -212,15 +214,14 @@ class EngineClient(EngineFront):
             try:
                 self._engine = _Engine.start(self._order)
                 self._learn(await asyncio.to_thread(self._engine.wait_ready))
+                await self._connect()
                 break
-            except (DenimError, OSError) as error:
-                self._engine.end.close()
+            except Exception as error:  # whatever it is, nobody else would try again
+                self._engine.kill()
                 self.crashes += isinstance(error, EngineDiedError)  # else it said itself why it cannot serve
                 log.error("the engine cannot be started again: %s; next try in %.0f s", error, pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-        self.asleep = False
-        await self._connect()
         log.info("the engine serves again")
 
 

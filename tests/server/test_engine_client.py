@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -267,6 +270,44 @@ async def serves(engine: EngineClient) -> bool:
     return True
 
 
+def test_what_cannot_be_sent_is_its_sender_s_error(stage: Stage) -> None:
+    """What others send in the same turn of the event loop arrives."""
+
+    async def scene(engine: EngineClient) -> None:
+        bad: Any = lambda: None  # noqa: E731  # cannot be pickled
+        questions = [asyncio.ensure_future(engine.stats())]
+        await asyncio.sleep(0)
+        with pytest.raises((pickle.PicklingError, AttributeError)):
+            await engine.submit(PROMPT, GREEDY, priority=bad)
+        questions.append(asyncio.ensure_future(engine.stats()))
+        await asyncio.gather(*questions)
+
+    stage.play(scene)
+
+
+def test_a_new_process_that_cannot_be_connected_is_no_end(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is ended, and the next one is tried."""
+    monkeypatch.setattr(engine_client, "FIRST_PAUSE", 0.1)
+    connect, pids = EngineClient._connect, []
+
+    async def fails_once(engine: EngineClient) -> None:
+        pids.append(engine.pid)
+        if len(pids) == 1:
+            raise OSError("no file descriptor is left")
+        await connect(engine)
+
+    async def scene(engine: EngineClient) -> None:
+        monkeypatch.setattr(EngineClient, "_connect", fails_once)
+        os.kill(engine.pid, signal.SIGKILL)
+        await until(lambda: serves(engine))
+        assert pids[1:] == [engine.pid] and not psutil.pid_exists(pids[0])
+
+    stage.play(scene)
+    assert "cannot be started again: no file descriptor is left" in caplog.text
+
+
 def test_death_while_the_model_is_loaded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is counted as any other."""
     monkeypatch.setattr(engine_client, "FIRST_PAUSE", 0.1)
@@ -340,6 +381,52 @@ def test_drain_and_close() -> None:
         await engine.drain()
 
     alone(None, scene)
+
+
+def test_closing_while_it_is_started_again() -> None:
+    """Nothing of the start goes on."""
+
+    async def scene(engine: EngineClient) -> None:
+        pid = engine.pid
+        os.kill(pid, signal.SIGKILL)
+        while engine.pid == pid:
+            await asyncio.sleep(0.01)
+        await engine.close()
+        assert engine._restart is not None and engine._restart.done()
+
+    alone(None, scene)
+
+
+def test_closing_while_it_waits_for_room_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pair of sockets is full in both directions: what comes is read until the process has seen the end,
+    else neither would go on."""
+    monkeypatch.setattr(engine_client, "CLOSING", 10.0)  # then it is killed
+
+    async def scene(engine: EngineClient) -> None:
+        long = await engine.read([1] * 1000)
+        process = psutil.Process(engine.pid)
+        assert engine._transport is not None
+        end = engine._transport.get_extra_info("socket").fileno()
+        asked = [asyncio.ensure_future(engine.live_view()) for _ in range(4000)]
+        for _ in range(2):
+            await asyncio.sleep(0)  # they are on their way
+        for _ in range(1000):  # this event loop stands still
+            if unread(end) and process.status() == psutil.STATUS_SLEEPING:
+                break
+            time.sleep(0.01)
+        asked += [asyncio.ensure_future(engine.submit(long, GREEDY)) for _ in range(500)]
+        await asyncio.sleep(0)
+        engine._flush()  # before anything is read
+        await engine.close()
+        await asyncio.gather(*asked, return_exceptions=True)
+        assert engine._engine.process.returncode == 0
+
+    alone(None, scene)
+
+
+def unread(end: int) -> int:
+    """Bytes that have come to a socket."""
+    return int.from_bytes(fcntl.ioctl(end, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_sleep_and_wake_read_the_weights_again(folder: Path) -> None:
