@@ -114,7 +114,8 @@ class EngineCore:
 
         A structured output that was not compiled before (`grammars`) is compiled now, and waited for.
         """
-        read = prompt if isinstance(prompt, ReadPrompt) else self.reader.read(prompt)
+        reader = self.reader
+        read = reader.fitting(prompt) if isinstance(prompt, ReadPrompt) else reader.read(prompt)
         params = checked_params(params)
         if isinstance(priority, bool) or not isinstance(priority, Integral):
             raise RequestError(f"priority={priority!r} must be a whole number; lower goes first")

@@ -63,6 +63,11 @@ class PromptReader:
             read = ReadPrompt(None, self._checked_ids(prompt))
         if not read.ids:
             raise RequestError("the prompt is empty; give at least one token")
+        return self.fitting(read)
+
+    def fitting(self, read: ReadPrompt) -> ReadPrompt:
+        """`read` itself. Raises RequestError where it leaves no room for one token of output: it may have
+        been read before the engine slept and woke with less memory."""
         if len(read.ids) >= self._longest:
             raise self._too_long(f"{len(read.ids):,} tokens")
         return read

@@ -456,6 +456,18 @@ def test_who_puts_it_to_sleep_or_wakes_it_may_leave(mute: tuple[Path, Judge]) ->
     play(mute[0], scene)
 
 
+def test_a_prompt_that_was_read_before_the_engine_woke_with_less(mute: tuple[Path, Judge]) -> None:
+    async def scene(engine: AsyncEngine) -> None:
+        prompt = await engine.read(tokens_of(64, 0, VOCAB))
+        await engine.sleep()
+        engine._loop.options = replace(engine._loop.options, max_model_len=64)
+        await engine.wake()
+        with pytest.raises(RequestError, match="has 64 tokens.*allows 63"):
+            await engine.submit(prompt, GREEDY)
+
+    play(mute[0], scene)
+
+
 def test_the_prompt_s_scores_come_with_the_first_token(mute: tuple[Path, Judge]) -> None:
     prompt = tokens_of(21, 3, VOCAB)
 
