@@ -149,9 +149,15 @@ class MessagesRequest(MessageFields):
     def check(self) -> None:
         """Raises RequestError."""
         if self.tool_choice is not None:
-            named = self.tool_choice.name or "" if self.tool_choice.type == "tool" else None
+            name, kind = self.tool_choice.name, self.tool_choice.type
+            if name is not None and kind != "tool":
+                raise RequestError(
+                    f"tool_choice has the name {name!r}, which is for the type 'tool'; leave it out here",
+                    "tool_choice",
+                )
+            named = name or "" if kind == "tool" else None
             offered = [tool.name for tool in self.tools or ()]
-            check_tool_choice(self.tool_choice.type == "any", named, offered)
+            check_tool_choice(kind == "any", named, offered)
         if self.messages[-1].role == "assistant":
             raise RequestError(
                 "the last message is the assistant's; beginning its answer for it is not served;"

@@ -41,3 +41,10 @@ def test_text_says_what_other_libraries_take_and_could() -> None:
         "; Gated DeltaNet's on flashinfer for 2 sequences or more from 131,072 tokens x value heads on;"
         " recurrence_backend could force flashinfer, fla"
     )
+
+
+@pytest.mark.parametrize(
+    ("packed", "told"), [(True, "bf16 products packed by oneDNN"), (False, "no fast bf16: prefer float32")]
+)
+def test_text_says_which_dtype_suits_the_cpu(packed: bool, told: str) -> None:
+    assert dict(rows(examine() | {"cpu_bf16_packed": packed}))["cpu"].endswith(f"torch threads; {told}")

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from denim.cli import app
-from denim.commands.ledger import parse_lengths, show_ledger
+from denim.commands.ledger import default_lengths, parse_lengths, show_ledger
 from denim.errors import ConfigError
+from denim.spec import read_spec
 from tests.spec.configs import qwen3_5_0_8b
 
 
@@ -80,6 +81,7 @@ def test_default_lengths_end_with_the_context(tmp_path: Path, capsys: pytest.Cap
     ledger(tmp_path, as_json=True)
     lengths = json.loads(capsys.readouterr().out)["lengths"]
     assert [row["tokens"] for row in lengths] == [512, 1024, 4096, 5000]
+    assert default_lengths(read_spec(qwen3_5_0_8b())) == [512, 1024, 4096, 32768, 262144]
 
 
 @pytest.mark.parametrize("text", ["", "12,", "0", "-5", "1k", "1.5"])

@@ -108,6 +108,9 @@ def test_devices_that_somebody_chose_are_kept(capsys: pytest.CaptureFixture[str]
         plan(Path("MiniMax-Text-01"), tensor_parallel=3)
     plan(Path("MiniMax-Text-01"), tensor_parallel=16, as_json=True)
     assert json.loads(capsys.readouterr().out)["devices"] == 16
+    plan(Path("MiniMax-Text-01"), tensor_parallel=16)
+    text = capsys.readouterr().out
+    assert "on each of 16" in text and "fewest" not in text
 
 
 def test_what_a_person_reads(

@@ -80,3 +80,11 @@ def test_sglang_is_bound_by_the_pool_that_is_exhausted_first(reserved: int, draf
     memory = 2**36
     assert layout.requests(memory, Lengths.fixed(100)) == int(memory * 0.9 / 1.9 / slots)
     assert layout.requests(memory, Lengths.fixed(100_000)) == int(memory / 1.9 / (100_000 * kv))
+
+
+def test_vllm_s_windows_are_longer_by_the_drafts() -> None:
+    """Three linear layers of Qwen3.5-0.8B: 1 MiB of state, and 3 columns of 12 KiB, with 2 drafts 5."""
+    spec = read_spec(qwen3_5_0_8b())
+    linear = replace(spec, layers=spec.layers[:3], mtp_layers=())
+    assert VllmLayout.of(linear).block_bytes == 3 * (MIB + 3 * 12 * KIB)
+    assert VllmLayout.of(linear, drafts=2).block_bytes == 3 * (MIB + 5 * 12 * KIB)

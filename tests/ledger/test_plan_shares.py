@@ -41,6 +41,11 @@ def test_kv_heads_are_repeated_beyond_their_number() -> None:
     assert share_of(spec, 1) is spec
 
 
+def test_a_vocabulary_that_does_not_divide_is_rounded_up() -> None:
+    spec = replace(read_spec(qwen3_5_0_8b()), vocab_size=1001)
+    assert [share_of(spec, n).vocab_size for n in (2, 4)] == [501, 251]
+
+
 @pytest.mark.parametrize(("devices", "message"), [(0, "must be 1 or more"), (3, "not divide.*16 linear")])
 def test_a_cut_that_cannot_be(devices: int, message: str) -> None:
     with pytest.raises(ConfigError, match=f"--tensor-parallel is {devices}.*{message}"):

@@ -224,3 +224,16 @@ def test_arguments_must_fit():
             form(*args, cu_seqlens=[0, 10], initial_state=states(2))
         with pytest.raises(ValueError, match=r"states_at has 2 lists for 1 sequences"):
             form(*args, cu_seqlens=[0, 10], states_at=[[1], [2]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_skip_may_be_of_another_dtype(dtype):
+    x, delta, A, B, C, D = inputs(5, torch.float32)
+    skip = D.to(dtype)
+    state = torch.zeros(5, CHANNELS, N)
+    for run in (
+        lambda D: selective_scan_recurrent(x, delta, A, B, C, D, cu_seqlens=[0, 5])[0],
+        lambda D: selective_scan_chunked(x, delta, A, B, C, D, cu_seqlens=[0, 5])[0],
+        lambda D: selective_scan_step(x, delta, A, B, C, D, state.clone()),
+    ):
+        assert torch.equal(run(skip), run(skip.float()))

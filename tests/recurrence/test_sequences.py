@@ -45,6 +45,8 @@ def test_starting_states():
     assert starting_states(given, 2, (3, 4), x.double()).dtype == torch.float64
     with pytest.raises(ValueError, match=r"initial_state must be \[2, 3, 4\]; got \[2, 4, 3\]"):
         starting_states(given.mT, 2, (3, 4), x)
+    with pytest.raises(ValueError, match=r"initial_state must be \[2, 3, 4\]; got \[1, 3, 4\]"):
+        starting_states(given[:1], 2, (3, 4), x)
     with pytest.raises(ValueError, match="initial_state is on meta but the tokens on cpu"):
         starting_states(given.to("meta"), 2, (3, 4), x)
 

@@ -94,3 +94,8 @@ def test_the_helper_of_the_client_puts_a_stream_together(
         final = stream.get_final_completion()
     assert final.choices[0].message.tool_calls[0].function.name == "weather"
     assert final.choices[0].message.content == "So:"
+
+
+def test_an_answer_without_text_and_calls_is_empty(script: ScriptedEngine, caller: openai.OpenAI) -> None:
+    script.say("END")
+    assert caller.chat.completions.create(**ASK, stop=["END"]).choices[0].message.content == ""

@@ -8,7 +8,13 @@ import httpx
 import pytest
 
 from denim.server.chat_schema import ChatMessage
-from denim.server.conversation import CLOSED_OPTIONS, MOST_MARKS, prepared, template_message
+from denim.server.conversation import (
+    CLOSED_OPTIONS,
+    MOST_MARKS,
+    options_with_effort,
+    prepared,
+    template_message,
+)
 from denim.server.errors import ApiError
 from denim.server.reply_form import ToolChoice
 from tests.server.live import live
@@ -176,3 +182,11 @@ def test_options_of_templates_are_open(http: httpx.Client) -> None:
         "max_tokens": 1,
     }
     assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_effort_is_an_option_of_the_template_which_may_be_given_by_name() -> None:
+    assert options_with_effort(None, None) == {}
+    assert options_with_effort(None, "none") == {"enable_thinking": False}
+    assert options_with_effort(None, "high") == {"reasoning_effort": "high"}
+    assert options_with_effort({"enable_thinking": True}, "none") == {"enable_thinking": True}
+    assert options_with_effort({"reasoning_effort": "low"}, "high") == {"reasoning_effort": "low"}

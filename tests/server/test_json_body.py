@@ -169,6 +169,11 @@ def test_a_body_that_is_too_large(server: Live) -> None:
 
         response = http.post("/tokenize", content=pieces(), headers=JSON)
         assert response.status_code == 413
+        frame = b'{"prompt": "%s"}'
+        for size, status in ((10_000, 200), (10_001, 413)):
+            body = frame % (b"x" * (size - len(frame) + 2))
+            for content in (body, iter([body[:5000], body[5000:]])):
+                assert http.post("/tokenize", content=content, headers=JSON).status_code == status
         assert http.post("/tokenize", json={"prompt": "x" * 5000}).status_code == 200
 
 

@@ -188,3 +188,38 @@ def test_the_gate_counts_down_whatever_happens() -> None:
             raise RuntimeError
         assert (gate.open, gate.waiting) == (2, 1)
     assert (gate.open, gate.waiting) == (0, 0)
+
+
+def test_the_wait_is_the_time_until_so_many_places_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the mean time between two ends; 1 s at least, a minute at most."""
+    now = [100.0]
+    monkeypatch.setattr("denim.server.limits.time.monotonic", lambda: now[0])
+    gate = Gate(ServerOptions(max_streams=40, max_queue=40))
+
+    def wait(wanted: int) -> int:
+        with gate.enter(40), pytest.raises(ApiError) as caught:
+            gate.check(wanted)
+        assert caught.value.headers is not None
+        return int(caught.value.headers["retry-after"])
+
+    def ends_every(seconds: float, count: int) -> None:
+        for _ in range(count):
+            with gate.enter(1):
+                now[0] += seconds
+
+    ends_every(4.0, 100)
+    assert wait(2) == 8
+    ends_every(4.0, 100)
+    assert wait(30) == 60
+    ends_every(0.001, 200)
+    assert wait(3) == 1
+
+
+def test_a_chat_is_refused_before_its_prompt_is_read(
+    script: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long conversation takes time, and nobody would wait for it."""
+    monkeypatch.setattr(ScriptedEngine, "read_chat", None)
+    with live(script, max_streams=1) as server, client_of(server) as client:
+        body = {"messages": [{"role": "user", "content": "x"}], "n": 2}
+        assert client.post("/v1/chat/completions", json=body).status_code == 400

@@ -9,6 +9,9 @@ from typing import Any
 import anthropic
 import pytest
 
+from denim.server.conversation import Conversation
+from denim.server.messages_in import conversation_of
+from denim.server.messages_schema import MessagesRequest
 from tests.server.live import Live, live
 from tests.server.scripted import ScriptedEngine
 
@@ -166,6 +169,53 @@ def test_a_tool_call_and_its_result(script: ScriptedEngine, caller: anthropic.An
     assert "Well?" in parts[4][1]
 
 
+def test_the_events_of_two_calls(script: ScriptedEngine, caller: anthropic.Anthropic) -> None:
+    """Each is a block of its own; and the message begins before any token is counted."""
+    script.say(CALL + CALL.replace("Köln", "Bonn"))
+    ask: dict[str, Any] = {"model": "scripted", "max_tokens": 500, "tools": TOOLS, "messages": HELLO}
+    with caller.messages.stream(**ask) as stream:
+        events = list(stream)
+        final = stream.get_final_message()
+    assert [block.input for block in final.content] == [{"city": "Köln"}, {"city": "Bonn"}]
+    assert [event.index for event in events if event.type == "content_block_start"] == [0, 1]
+    assert [event.index for event in events if event.type == "content_block_stop"] == [0, 1]
+    assert events[0].message.usage.output_tokens == 0 < final.usage.output_tokens
+    assert (events[0].message.stop_reason, final.stop_reason) == (None, "tool_use")
+
+
+def conversation(**body: Any) -> Conversation:
+    return conversation_of(MessagesRequest(**{"model": "m", "max_tokens": 1, "messages": HELLO} | body))
+
+
+@pytest.mark.parametrize(
+    ("thinking", "thinks"),
+    [(None, False), ({"type": "disabled"}, False), ({"type": "adaptive"}, True), (THINK, True)],
+)
+def test_it_thinks_where_it_is_asked_to(thinking: Any, thinks: bool) -> None:
+    assert conversation(thinking=thinking).options["enable_thinking"] is thinks
+
+
+def test_an_assistant_s_blocks_are_one_message() -> None:
+    use = {"type": "tool_use", "id": "c1", "name": "weather", "input": {}, "cache_control": EPHEMERAL}
+    blocks = [
+        {"type": "thinking", "thinking": "One, "},
+        {"type": "thinking", "thinking": "two."},
+        {"type": "redacted_thinking", "data": "?"},
+        {"type": "text", "text": "Well."},
+        use,
+    ]
+    turns = [*HELLO, {"role": "assistant", "content": blocks}]
+    message = conversation(messages=turns).messages[-1]
+    assert (message["reasoning_content"], message["content"]) == ("One, two.", "Well.")
+    assert [call["id"] for call in message["tool_calls"]] == ["c1"]
+    assert message["cache_control"] == [5], "the mark on a call is behind the message's text"
+
+
+def test_a_strict_tool_stays_strict() -> None:
+    told = [conversation(tools=[TOOLS[0] | more]).tools[0]["function"] for more in ({}, {"strict": True})]
+    assert [function.get("strict") for function in told] == [None, True]
+
+
 def test_tools_may_be_switched_off(script: ScriptedEngine, caller: anthropic.Anthropic) -> None:
     script.say(CALL)
     message = caller.messages.create(
@@ -191,6 +241,11 @@ def test_tools_may_be_switched_off(script: ScriptedEngine, caller: anthropic.Ant
         ),
         ({"tool_choice": {"type": "any"}}, "tools has none"),
         ({"tool_choice": {"type": "tool", "name": "x"}, "tools": TOOLS}, "tools has weather"),
+        ({"tool_choice": {"type": "tool"}, "tools": TOOLS}, "tool_choice wants ''"),
+        (
+            {"tool_choice": {"type": "auto", "name": "weather"}, "tools": TOOLS},
+            "tool_choice has the name 'weather', which is for the type 'tool'",
+        ),
         ({"stop_sequences": ["x"] * 65}, "stop_sequences: at most 64"),
         ({"stop_sequences": [""]}, "stop_sequences: at most 64 strings of 1 to"),
         ({"mcp_servers": []}, "Unknown parameter: 'mcp_servers'"),

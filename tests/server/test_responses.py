@@ -11,8 +11,10 @@ import pytest
 
 from denim.engine.outputs import Logprob
 from denim.server.logprobs import ChatLogprobs, Report, TokenLogprob
-from denim.server.reply_parts import AnswerText, ToolCallStart
+from denim.server.reply_parts import AnswerText, ReasoningText, ToolCallStart
+from denim.server.responses_in import conversation_of
 from denim.server.responses_out import OutputItems
+from denim.server.responses_schema import ResponsesRequest
 from tests.server.scripted import ScriptedEngine
 
 SHORT: dict[str, Any] = {"model": "denim-tiny", "max_output_tokens": 60, "temperature": 0}
@@ -34,6 +36,8 @@ def test_a_response(client: openai.OpenAI) -> None:
     assert response.output_text == response.output[1].content[0].text != ""
     usage = response.usage
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    assert response.completed_at >= response.created_at
+    assert response.parallel_tool_calls is True
     assert usage.input_tokens_details.cached_tokens >= 0
     assert 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens
 
@@ -44,6 +48,7 @@ def test_the_events_of_a_stream(client: openai.OpenAI) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type.removeprefix("response.") for event in events]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert all(event.response.usage is None and not event.response.output for event in events[:2])
     assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == whole.output_text
@@ -66,6 +71,7 @@ def test_an_answer_that_is_cut(client: openai.OpenAI) -> None:
     response = client.responses.create(**body)
     assert response.status == "incomplete"
     assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.completed_at is None
     assert response.output[-1].status == "incomplete"
     last = list(client.responses.create(stream=True, **body))[-1]
     assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
@@ -136,6 +142,49 @@ def test_logprobs_do_not_depend_on_the_reader() -> None:
     assert [entry["token"] for entry in done["logprobs"]] == ["Hello"]
 
 
+def test_reports_of_reasoning_are_not_told_with_the_answer() -> None:
+    def told(reports: Sequence[Report]) -> ChatLogprobs:
+        names = [next(iter(report.values())).decoded_token for report in reports]
+        return ChatLogprobs(
+            content=[TokenLogprob(token=name, logprob=0.0, bytes=None, top_logprobs=[]) for name in names]
+        )
+
+    items = OutputItems(told)
+    items.take([ReasoningText("Hm.")], [{0: Logprob(0.0, 1, "Hm.")}])
+    items.take([AnswerText("Hello")], [{0: Logprob(0.0, 1, "Hello")}])
+    items.close()
+    assert [entry["token"] for entry in items.items[1]["content"][0]["logprobs"]] == ["Hello"]
+
+
+def test_a_part_is_empty_when_it_is_added() -> None:
+    """Also where more of it came before the event is written."""
+    items = OutputItems(None)
+    events = items.take([AnswerText("Hel")], [])
+    items.take([AnswerText("lo")], [])
+    added = {event["type"].removeprefix("response."): event for event in events}
+    assert added["content_part.added"]["part"]["text"] == ""
+    assert added["output_item.added"]["item"]["content"] == []
+    assert items.items[0]["content"][0]["text"] == "Hello"
+
+
+def test_what_belongs_to_one_message_of_the_assistant() -> None:
+    """Thoughts, text and calls in this order; what comes once more begins another message."""
+
+    def said(text: str) -> dict[str, Any]:
+        return {"role": "assistant", "content": text}
+
+    def thought(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    summed = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "S"}]}
+    items = [thought("R"), said("A"), call, call, said("B"), thought("T"), call, summed, said("C"), said("D")]
+    body = ResponsesRequest(input=[{"role": "user", "content": "x"}, *items])
+    messages = conversation_of(body).messages[1:]
+    parts = [(m.get("reasoning_content"), m["content"], len(m.get("tool_calls", ()))) for m in messages]
+    assert parts == [("R", "A", 2), (None, "B", 0), ("T", "", 1), ("S", "C", 0), (None, "D", 0)]
+
+
 def test_json_by_a_schema(client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}
     form = {"type": "json_schema", "name": "number", "schema": schema, "strict": True}
@@ -153,6 +202,7 @@ def test_a_tool_call_and_its_result(script: ScriptedEngine, caller: openai.OpenA
     response = caller.responses.create(input="How is it in Köln?", **ask)
     message, call = response.output
     assert response.output_text == "I look."
+    assert caller.responses.create(input="x", **ask, parallel_tool_calls=False).parallel_tool_calls is False
     assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
     assert json.loads(call.arguments) == {"city": "Köln"}
     events = list(caller.responses.create(input="How is it in Köln?", stream=True, **ask))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_args
 
 import httpx
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from denim.engine.cache_wishes import CacheWishes
+from denim.errors import RequestError
 from denim.server.chat_schema import ChatRequest
 from denim.server.completion_schema import CompletionRequest
 from denim.server.messages_schema import MessagesRequest
 from denim.server.responses_schema import ResponsesRequest
+from denim.server.schema import check_tool_choice, checked_stop
 from denim.server.tokens import DetokenizeRequest, TokenizeRequest
+from tests.server.live import live
+from tests.server.scripted import HERMES_TEMPLATE, ScriptedEngine
 
 TURNS = [{"role": "user", "content": "x"}]
 BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
@@ -93,3 +99,42 @@ def test_a_salt_is_short(http: httpx.Client, path: str) -> None:
 def test_lists_that_cost_time_are_bounded(http: httpx.Client, path: str, more: dict[str, Any]) -> None:
     error = http.post(path, json=BODIES[path][1] | more).json()["error"]
     assert (error["param"], "at most 1024 items" in error["message"]) == (*more, True)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_a_client_wishes_reaches_the_engine(tmp_path: Path, path: str) -> None:
+    script = ScriptedEngine(tmp_path, "ok", template=HERMES_TEMPLATE)
+    body = {name: value for name, value in BODIES[path][1].items() if name not in ("logprobs", "model")}
+    wishes = {"priority": -3, "cache_salt": "mine", "no_store": True, "seed": 7}
+    with live(script) as server, httpx.Client(base_url=server.url) as client:
+        for more in ({}, wishes):
+            response = client.post(path, json={"model": "scripted"} | body | more)
+            assert response.status_code == 200, response.text
+    plain, wished = script.added
+    assert (plain.priority, plain.cache, plain.params.seed) == (0, CacheWishes(), None)
+    assert (wished.priority, wished.cache) == (-3, CacheWishes("mine", (), True))
+    assert wished.params.seed == 7
+
+
+@pytest.mark.parametrize("key", ["x", "-1", "1.0", " 1", "٣", "", "9" * 11])
+def test_a_key_of_logit_bias_is_a_token_id(key: str) -> None:
+    with pytest.raises(RequestError, match="logit_bias has the key .*; a key is a token id") as caught:
+        CompletionRequest(prompt="x", logit_bias={key: 1.0}).params()
+    assert caught.value.param == "logit_bias"
+    assert CompletionRequest(prompt="x", logit_bias={"7": 1.0}).params().logit_bias == {7: 1.0}
+
+
+@pytest.mark.parametrize("stop", ["", ["x", ""], "x" * 1025, ["x"] * 65])
+def test_stop_strings_are_refused_under_the_api_s_name(stop: str | list[str]) -> None:
+    with pytest.raises(RequestError, match="stop_sequences: at most 64 strings of 1 to 1024") as caught:
+        checked_stop("stop_sequences", stop)
+    assert caught.value.param == "stop_sequences"
+
+
+def test_a_tool_that_is_wanted_must_be_offered() -> None:
+    check_tool_choice(True, None, ["f"])
+    check_tool_choice(False, "f", ["f"])
+    check_tool_choice(False, None, [])
+    for required, named, offered in ((True, None, []), (False, "g", ["f"]), (False, "f", [])):
+        with pytest.raises(RequestError, match="tool_choice wants .*offer it there, or choose otherwise"):
+            check_tool_choice(required, named, offered)

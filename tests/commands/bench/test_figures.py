@@ -45,6 +45,9 @@ def test_several_tokens_a_piece_are_told_apart_from_slow_ones() -> None:
     # The server names the sum alone: 12 tokens in 3 pieces.
     summed = answer(0.0, [1.0, 1.4, 1.6], output_tokens=12)
     assert per_token(summed) == pytest.approx([0.1, 0.05])
+    # It names fewer tokens than it sent pieces: none of them took less than its gap.
+    fewer = answer(0.0, [1.0, 1.4, 1.6], output_tokens=1)
+    assert per_token(fewer) == pytest.approx([0.4, 0.2])
     # It names nothing: a piece is all that is known.
     silent = answer(0.0, [1.0, 1.4, 1.6], output_tokens=None)
     assert per_token(silent) == pytest.approx([0.4, 0.2])

@@ -26,6 +26,12 @@ def test_nothing_is_compared_behind_the_first_token_that_differs() -> None:
     )
 
 
+def test_the_gap_is_between_the_two_best_whatever_was_reported_first() -> None:
+    """A token's own report comes first, also where others are likelier."""
+    cold = answer([3], {3: -2.0, 1: -0.5, 2: -0.75})
+    assert compare(cold, answer([1], {1: -0.5, 2: -0.75, 3: -2.0})).gap == 0.25
+
+
 def test_a_token_that_is_not_reported_counts_as_far_as_is_certain() -> None:
     cold, hit = answer([1], {1: -0.1, 2: -3.0}), answer([1], {1: -0.1, 7: -4.5})
     assert compare(cold, hit).deltas == pytest.approx([0.0, 1.5])

@@ -17,6 +17,12 @@ def test_positions_and_tails() -> None:
     assert len({tuple(probe.prompt) for probe in probes.siblings}) == SIBLINGS
 
 
+def test_no_prompt_is_longer_than_was_asked_for() -> None:
+    for seed in range(30):
+        probes = draw_probes(seed, 11, 80, 1000, SIZES, 50)
+        assert max(len(probe.prompt) for probe in probes.each) <= 80
+
+
 def test_the_seed_decides() -> None:
     def drawn(seed: int) -> object:
         return draw_probes(seed, 4, 100, 1000, SIZES, 50)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from denim.cli import app
 from denim.commands.verify import report
 from denim.commands.verify.checks import CHECKS, Check, Outcome, at_positions
-from denim.commands.verify.matrix import CONTROL, Matrix
+from denim.commands.verify.matrix import CONTROL, Matrix, Row
 from denim.commands.verify.probes import Probes
 from denim.commands.verify.report import Extent, advice, verify
 from denim.commands.verify.session import ONE_TOKEN, Session
@@ -143,6 +143,16 @@ def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'checkpoint_policy="none"' in done["advice"][0]
     table = CliRunner().invoke(app, arguments)
     assert table.exit_code == 1 and "✗ random positions: request 1" in table.stdout
+
+
+def test_a_control_that_fails_is_a_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although every hit is as its recompute."""
+    monkeypatch.setattr(report, "CHECKS", (POSITIONS,))
+    monkeypatch.setattr(Matrix, "control", lambda matrix: Row(CONTROL, faults=["cut elsewhere"]))
+    options = {"model": folder, "device": "cpu", "dtype": "float32"}
+    done = verify(options, 0, SMALL, Console(file=StringIO()))
+    assert [bool(row["faults"]) for row in done["checks"]] == [True, False]
+    assert not done["passed"] and "do not serve" in done["advice"][0]
 
 
 def test_advice_names_what_to_change() -> None:

@@ -22,6 +22,7 @@ def schema(of: dict[str, Any]) -> dict[str, Any]:
         ({"type": "integer"}, " 3 ", 3),
         ({"type": "integer"}, "three", "three"),
         ({"type": "integer"}, "3.5", "3.5"),
+        ({"type": "integer"}, "3.0", 3.0),
         ({"type": "number"}, "3", 3),
         ({"type": "number"}, "-2.5e3", -2500.0),
         ({"type": "boolean"}, "True", True),

@@ -51,6 +51,20 @@ def test_a_reply_that_breaks_off_gives_the_beginning(reply: Reply) -> None:
 
 
 @pytest.mark.parametrize("reply", REPLIES, ids=NAMES)
+def test_a_part_of_the_marker_behind_the_last_call_is_no_answer(reply: Reply) -> None:
+    """As when max_tokens is reached there."""
+    close = form(reply.form).close
+    if not close or not reply.text.endswith(close):
+        pytest.skip("nothing follows its calls, or text does")
+    if reply.form == "ling" and not reply.calls[-1][1]:
+        pytest.skip("the marker is what ends its name")
+    for missing in range(1, len(close)):
+        parts = parts_of(ReplyParser(form(reply.form), TOOLS), [reply.text[:-missing]])
+        assert [(name, json.loads(text)) for name, text in calls(parts)] == reply.calls
+        assert answer(parts) == reply.answer
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=NAMES)
 def test_calls_are_streamed(reply: Reply) -> None:
     """The name is out before the arguments are whole, and arguments come piece by piece."""
     if not any(arguments for _, arguments in reply.calls) or reply.text.startswith('<tool_call>{"arguments'):
@@ -118,6 +132,14 @@ def test_kimi_ids_are_the_models_own() -> None:
         "functions.get_weather:0",
         "functions.now:1",
     ]
+
+
+def test_a_kimi_tool_may_have_a_colon_in_its_name() -> None:
+    text = (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.clock:now:0<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_calls_section_end|>"
+    )
+    assert calls(parts_of(ReplyParser(form("kimi"), TOOLS), [text])) == [("clock:now", "{}")]
 
 
 def test_other_ids_are_new_every_time() -> None:
