@@ -63,9 +63,8 @@ class InputBuffers:
         self._buffer = torch.zeros(-(-ints // _SENT) * _SENT, dtype=torch.int32, device=device)
         self._staged = [(self._buffer.cpu().pin_memory(), torch.Event(device)) for _ in range(2)]
         self._turn = 0
-        # Of each turn the shape and the tokens that were written last: a step with the very same array of
-        # tokens has the same rows (`denim.runner.packing.one_further`).
-        self._held: list[StepShape | None] = [None, None]
+        # Of each turn the tokens that were written last: a step with the very same array of tokens has the
+        # same rows (`denim.runner.packing.one_further`), and so the same shape.
         self._tokens: list[np.ndarray | None] = [None, None]
         # Beginnings of the buffers by turn and length, kept as a slice costs as much as a transfer's start.
         self._parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -93,9 +92,9 @@ class InputBuffers:
         nobody waits. `staged`: the second of `inputs`. Returns what was sent. pending: of each decode row the
         records in its slot's ring; None: no rings."""
         buffer, sent = self._staged[self._turn]
-        same = self._held[self._turn] == shape and self._tokens[self._turn] is step.tokens
+        same = self._tokens[self._turn] is step.tokens
         (_write_on if same else _write_all)(staged[self._turn], shape, step, pending)
-        self._held[self._turn], self._tokens[self._turn] = shape, step.tokens
+        self._tokens[self._turn] = step.tokens
         used = -(-(ints_of(shape) + len(step.page_ids)) // _SENT) * _SENT
         parts = self._parts.get((self._turn, used))
         if parts is None:

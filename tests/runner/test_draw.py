@@ -179,7 +179,10 @@ def test_a_row_of_nan_harms_nobody() -> None:
     numbers = torch.full((3, 1), 0.4, dtype=torch.float64)
     filters = make_filters([0.0] * 3, [0, 5, 0], [0.9] * 3, 2000, CPU)
     free, filtered = draw(logits, numbers).tolist(), draw_filtered(logits, filters, numbers).tolist()
-    logits[1, 7] = nan
-    for drawn, before in ((draw(logits, numbers), free), (draw_filtered(logits, filters, numbers), filtered)):
-        assert 0 <= int(drawn[1]) < 2000
-        assert [drawn[0].item(), drawn[2].item()] == [before[0], before[2]]
+    for place, value in ((7, nan), (0, inf)):
+        broken = logits.clone()
+        broken[1, place] = value
+        drawn_filtered = draw_filtered(broken, filters, numbers)
+        for drawn, before in ((draw(broken, numbers), free), (drawn_filtered, filtered)):
+            assert 0 <= int(drawn[1]) < 2000
+            assert [drawn[0].item(), drawn[2].item()] == [before[0], before[2]]
