@@ -7,7 +7,9 @@ Must not know what was measured.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from denim.errors import ConfigError
@@ -36,14 +38,30 @@ def need_matplotlib() -> None:
 
 
 def need_folder(folder: Path) -> None:
-    """Makes the folder of the results. Raises ConfigError if that cannot be."""
+    """Raises ConfigError unless there is a folder for results, or can be, and it may be written to; called
+    before the measuring. What it makes to find out it takes away again: not every measurement succeeds."""
+    made: list[Path] = []
     try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
     except OSError as error:
-        raise ConfigError(f"--out {str(folder)!r} cannot be made a folder: {error}; name another") from error
+        raise ConfigError(f"--out {str(folder)!r} is no folder to write to: {error}; name another") from error
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
 
 
 def write(folder: Path, name: str, result: dict[str, Any], figure: Any) -> None:
-    """NAME.json and NAME.png in `folder`."""
-    (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    figure.savefig(folder / f"{name}.png")
+    """NAME.json and NAME.png in `folder`, both or none. Raises OSError where there is no room."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data, picture = folder / f"{name}.json", folder / f"{name}.png"
+    try:
+        data.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        figure.savefig(picture)
+    except OSError:
+        data.unlink(missing_ok=True)
+        picture.unlink(missing_ok=True)
+        raise

@@ -49,7 +49,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         raise ConfigError(f"device={name!r}; supported: 'auto', 'cpu', 'cuda', 'cuda:N'") from None
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
         raise ConfigError(f"device={name!r}; supported: 'auto', 'cpu', 'cuda', 'cuda:N'")
     if device.type == "cuda":
         count = torch.cuda.device_count()

@@ -73,8 +73,16 @@ class ServerOptions:
                     f"cors_origins has {origin!r}; an origin is a scheme and a host, such as"
                     " https://chat.example.com, without a path; '*': all"
                 )
+        if not isinstance(self.host, str) or not self.host:  # an empty one would be every interface
+            raise ConfigError(f"host={self.host!r} must be a name or an address; 0.0.0.0: all interfaces")
         object.__setattr__(self, "max_body", parse_bytes("max_body", self.max_body))
-        for name, least in (("port", 0), ("max_streams", 1), ("max_queue", 1), ("max_prompt_tokens", 1)):
+        for name, least in (
+            ("port", 0),
+            ("max_body", 1),
+            ("max_streams", 1),
+            ("max_queue", 1),
+            ("max_prompt_tokens", 1),
+        ):
             value = getattr(self, name)
             if value is None and name == "max_prompt_tokens":
                 continue

@@ -37,5 +37,11 @@ def test_a_device_that_is_not_there_is_refused():
     count = torch.cuda.device_count()
     with pytest.raises(ConfigError, match=f"device='cuda:{count}', but torch .* sees {count} CUDA devices"):
         choose_device(f"cuda:{count}")
+
+
+@pytest.mark.parametrize("name", ["", "x", "meta", "mps", "cpu:0", "cpu:7", "cuda:x"])
+def test_a_device_of_another_kind_is_refused(name: str):
+    with pytest.raises(ConfigError, match=f"device='{name}'; supported: 'auto', 'cpu', 'cuda', 'cuda:N'"):
+        choose_device(name)
     with pytest.raises(ConfigError, match="device='mps'; supported: 'auto', 'cpu', 'cuda', 'cuda:N'"):
         choose_device("mps")

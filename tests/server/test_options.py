@@ -23,6 +23,9 @@ from denim.server.options import ServerOptions
         {"cors_origins": "chat.example.com"},
         {"cors_origins": ("*", "https://chat.example.com/")},
         {"max_body": "many"},
+        {"max_body": 0},
+        {"host": ""},  # every interface, to a socket
+        {"host": None},
         {"max_prompt_tokens": 0},
         {"max_streams": 0},
         {"max_queue": True},
