@@ -80,9 +80,8 @@ def read_trace(path: Path, limit: int | None = None) -> RecordedTrace | None:
                 f"--trace {path}, request {number}: {len(entry['hash_ids'])} hash_ids for a prompt of"
                 f" {entry['input_length']} tokens; there must be one for each {BLOCK} tokens"
             )
-    numbers: dict[
-        int, int
-    ] = {}  # token ids are made of them and have 32 bits; a trace's may be 64-bit hashes
+    # Ids of tokens are made of the blocks' and have 32 bits; a trace's may be hashes of 64.
+    numbers: dict[int, int] = {}
     for entry in entries:
         entry["hash_ids"] = [numbers.setdefault(block, len(numbers)) for block in entry["hash_ids"]]
     return RecordedTrace(entries, _last_turns(entries))
