@@ -10,7 +10,7 @@ from __future__ import annotations
 from denim.spec.attention import LatentAttention
 from denim.spec.ffn import FFN, DenseFFN, MoEFFN
 from denim.spec.fields import Fields
-from denim.spec.standard_keys import read_layer_types
+from denim.spec.standard_keys import read_expert_groups, read_layer_types
 
 # Names of one value: Kimi Linear's (and transformers'), and Ling's.
 MAX_POSITION = ("model_max_length", "max_position_embeddings")
@@ -70,20 +70,13 @@ def _read_experts(fields: Fields) -> MoEFFN:
     """Routed by sigmoids with a correction bias, which chooses and does not weigh; a shared expert."""
     fields.demand("topk_method", ["noaux_tc"])
     experts = fields.positive_int("num_experts")
-    groups = fields.positive_int(one_of(fields, GROUPS))
-    best = fields.positive_int("topk_group")
-    if experts % groups or (groups > 1 and experts // groups < 2):
-        raise fields.error(one_of(fields, GROUPS), f"equal groups, of 2 or more of the {experts} experts")
-    if best > groups:
-        raise fields.error("topk_group", f"at most the number of groups ({groups})")
-    top_k = fields.positive_int(one_of(fields, TOP_K))
-    if top_k > best * (experts // groups):
-        raise fields.error(one_of(fields, TOP_K), f"at most the experts of {best} of {groups} groups")
+    through = one_of(fields, TOP_K)
+    groups, best = read_expert_groups(fields, (one_of(fields, GROUPS), "topk_group", through), experts)
     intermediate = fields.positive_int("moe_intermediate_size")
     shared = fields.positive_int("moe_shared_expert_intermediate_size", default=intermediate)
     return MoEFFN(
         num_experts=experts,
-        top_k=top_k,
+        top_k=fields.positive_int(through),
         intermediate=intermediate,
         shared_intermediate=shared * fields.positive_int(one_of(fields, SHARED)),
         scoring="sigmoid",

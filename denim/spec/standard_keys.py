@@ -75,6 +75,23 @@ def read_expert_counts(fields: Fields, many: str) -> tuple[int, int]:
     return experts, top_k
 
 
+def read_expert_groups(
+    fields: Fields, keys: tuple[str, str, str], experts: int, default: int | None = None
+) -> tuple[int, int]:
+    """Groups of experts, and how many of them a token chooses from. `keys`: of these two, and of the experts
+    that a token goes through, which must fit into its groups. A group counts as its two best experts."""
+    count, chosen, through = keys
+    groups = fields.positive_int(count, default=default)
+    best = fields.positive_int(chosen, default=default)
+    if experts % groups or (groups > 1 and experts // groups < 2):
+        raise fields.error(count, f"equal groups, of 2 or more of the {experts} experts")
+    if best > groups:
+        raise fields.error(chosen, f"at most the number of groups ({groups})")
+    if fields.positive_int(through) > best * (experts // groups):
+        raise fields.error(through, f"at most the experts of {best} of {groups} groups")
+    return groups, best
+
+
 def read_layer_types(fields: Fields, key: str, letters: Mapping[Any, str], count: int) -> str:
     """One letter a layer from a list of names or numbers, of which `letters` says the letter."""
     types = fields.get(key)

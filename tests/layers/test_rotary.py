@@ -22,7 +22,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
         YARN | {"attention_factor": 0.7},
         YARN | {"mscale": 0.7, "mscale_all_dim": 1.3},
         YARN | {"truncate": False},
-        YARN | {"beta_fast": 4.0, "beta_slow": 4.0, "truncate": False},
+        YARN | {"beta_fast": 32.0, "beta_slow": 25.0},  # the ramp begins and ends at the first frequency
         YARN | {"rope_theta": 2.0},
         YARN | {"factor": 1.0},
     ],

@@ -72,6 +72,7 @@ def test_granite_without_multipliers_and_positions() -> None:
         ("mamba-codestral-7b", {"rms_norm": False}, "rms_norm"),
         ("mamba-codestral-7b", {"window": 3}, "window"),
         ("bamba-9b", {"mamba_d_head": 32}, "mamba_d_head"),
+        ("bamba-9b", {"dtype": "float16", "torch_dtype": "bfloat16"}, "'torch_dtype' is 'bfloat16'"),
         ("bamba-9b", {"mamba_n_heads": 100}, "mamba_n_heads"),
         ("bamba-9b", {"mamba_n_groups": 3}, "mamba_n_groups"),
         ("bamba-9b", {"attn_layer_indices": [32]}, "attn_layer_indices"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from denim.errors import ConfigError
+from denim.spec.ffn import MoEFFN
 from denim.spec.published import FOLDER as CONFIGS
 from denim.spec.reader import read_spec
 
@@ -36,6 +37,25 @@ def test_layers_are_read_from_either_spelling(changes: dict[str, Any]) -> None:
     assert spec.pattern == "LF-"
     assert spec.rope is None
     assert spec.details.time_step_limit == (0.001, inf)  # type: ignore[attr-defined]
+
+
+SPARSE = json.loads((CONFIGS / "nemotron-3-nano-30b-a3b.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"n_group": 3}, "'n_group' is 3; supported: equal groups, of 2 or more of the 128 experts"),
+        ({"n_group": 128}, "'n_group' is 128; supported: equal groups, of 2"),
+        ({"n_group": 4, "topk_group": 5}, "'topk_group' is 5; supported: at most the number of groups"),
+        ({"n_group": 64, "topk_group": 2}, "'num_experts_per_tok' is 6; supported: at most the experts of 2"),
+    ],
+)
+def test_groups_of_experts_that_cannot_be(changes: dict[str, Any], told: str) -> None:
+    grouped = read_spec(SPARSE | {"n_group": 4, "topk_group": 2}).layers
+    assert {layer.ffn.groups for layer in grouped if isinstance(layer.ffn, MoEFFN)} == {4}
+    with pytest.raises(ConfigError, match=told):
+        read_spec(SPARSE | changes)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from denim.spec.model import Layer, ModelSpec
 from denim.spec.standard_keys import (
     read_dtype,
     read_expert_counts,
+    read_expert_groups,
     read_head_counts,
     read_layer_types,
     refuse_quantised,
@@ -155,9 +156,8 @@ MOE_KEYS = (
 def _moe(fields: Fields, activation: str) -> MoEFFN:
     fields.demand("n_shared_experts", [1])
     experts, top_k = read_expert_counts(fields, "n_routed_experts")
-    groups = fields.positive_int("n_group", default=1)
-    if experts % groups:
-        raise fields.error("n_group", f"a divisor of n_routed_experts ({experts})")
+    keys = ("n_group", "topk_group", "num_experts_per_tok")
+    groups, best = read_expert_groups(fields, keys, experts, default=1)
     return MoEFFN(
         num_experts=experts,
         top_k=top_k,
@@ -168,7 +168,7 @@ def _moe(fields: Fields, activation: str) -> MoEFFN:
         scale=fields.number("routed_scaling_factor", default=1.0),
         selection_bias=True,
         groups=groups,
-        top_groups=fields.positive_int("topk_group", default=1),
+        top_groups=best,
         exact_router=True,
         shared_gate=False,
         activation=activation,
