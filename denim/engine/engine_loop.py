@@ -153,10 +153,12 @@ class EngineLoop:
         for ticket, (new, compiled, latest) in list(self._compiling.items()):
             if compiled.done():
                 error = compiled.exception()
-                if error is None:
-                    self._add(new)
-                else:  # to be queued it would be compiled again, and everybody would wait
+                if error is not None:  # to be queued it would be compiled again, and everybody would wait
                     self._events.append(Refused(ticket, copy(_sendable(error))))  # each raises its own
+                elif self._must_compile(new):
+                    continue  # it was forgotten already, for others
+                else:
+                    self._add(new)
             elif now >= latest:
                 assert new.params.structured is not None
                 self._events.append(Refused(ticket, too_long_to_compile(new.params.structured)))

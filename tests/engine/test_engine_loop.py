@@ -143,15 +143,13 @@ def test_asleep_it_refuses_and_answers(mute: tuple[Path, Judge]) -> None:
 
 
 class Compiling(Script):
-    """Forms are never compiled, or have `error` for their outcome in the turn after. `begun`: those that were
-    asked for, one after the other."""
+    """Forms are compiled in the turn after, to `outcome` (None: never), and forgotten at once. `begun`: those
+    that were asked for, one after the other."""
 
-    def __init__(
-        self, folder: Path, turns: Sequence[list[Command]], error: RequestError | None = None
-    ) -> None:
+    def __init__(self, folder: Path, turns: Sequence[list[Command]], outcome: object = None) -> None:
         super().__init__(folder, turns)
         self.begun: list[Future[Any]] = []
-        self._error = error
+        self._outcome = outcome
         assert self.loop.core is not None
         self.loop.core.grammars.compile = self._compile  # type: ignore[method-assign]
 
@@ -161,8 +159,11 @@ class Compiling(Script):
         return self.begun[-1]
 
     def _receive(self, wait: bool) -> list[Command]:
-        if self._error is not None and self.begun and not self.begun[-1].done():
-            self.begun[-1].set_exception(self._error)
+        if self._outcome is not None and self.begun and not self.begun[-1].done():
+            if isinstance(self._outcome, RequestError):
+                self.begun[-1].set_exception(self._outcome)
+            else:
+                self.begun[-1].set_result(self._outcome)
         return super()._receive(wait)
 
 
@@ -195,3 +196,9 @@ def test_a_form_that_cannot_be_compiled_is_not_tried_again(speaking: Path) -> No
     assert [str(error) for error in errors] == ["no", "no"]
     assert errors[0] is not errors[1], "each client raises its own"
     assert len(script.begun) == 1
+
+
+def test_a_form_that_was_forgotten_is_compiled_beside_the_turn_again(speaking: Path) -> None:
+    script = Compiling(speaking, [[new(1, FORMED)], [], []], outcome="compiled")
+    assert script.play() == []
+    assert len(script.begun) == 1 + 3, "in each turn after, that of Close too"
