@@ -30,15 +30,19 @@ async def dashboard() -> FileResponse:
 @router.get("/api/live")
 async def live(request: Request) -> Response:
     """Events until the viewer leaves or the server stops: everything that the page shows, once a second, or
-    {"unavailable": why} while there is no engine to ask."""
-    return await event_stream(request, _looks(serving_of(request)))
+    {"unavailable": why} while there is no engine to ask. 503 when it stops already."""
+    serving = serving_of(request)
+    serving.gate.check(0)
+    return await event_stream(request, _looks(serving))
 
 
 async def _looks(serving: Serving) -> AsyncGenerator[bytes, None]:
     viewer = Viewer(serving)
-    while not serving.gate.draining:
+    while True:  # once in any case: the server may be told to stop just before the first look
         try:
             yield event(await viewer.look())
         except EngineUnavailableError as error:
             yield event({"unavailable": str(error)})
         await asyncio.sleep(PERIOD)
+        if serving.gate.draining:
+            return

@@ -12,9 +12,11 @@ import httpx
 import openai
 import pytest
 
+from denim.server import dashboard
 from denim.server.errors import ApiError
 from denim.server.limits import Gate
 from denim.server.options import ServerOptions
+from denim.server.serving import Serving
 from tests.server.live import Live, live
 from tests.server.patience import until
 from tests.server.scripted import ScriptedEngine
@@ -171,8 +173,27 @@ def test_a_server_that_is_about_to_stop(script: ScriptedEngine) -> None:
         response = client.post("/v1/completions", json=ASK)
         assert response.status_code == 503
         assert "stopping" in response.json()["error"]["message"]
+        assert client.get("/api/live").status_code == 503
         assert client.get("/ready").status_code == 503
         assert client.get("/health").status_code == 200
+
+
+def test_a_server_that_is_told_to_stop_as_a_dashboard_opens(
+    script: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream has begun: it gets one event, and ends."""
+
+    class Viewer:
+        def __init__(self, serving: Serving) -> None:
+            serving.gate.draining = True
+
+        async def look(self) -> dict[str, str]:
+            return {"seen": "once"}
+
+    monkeypatch.setattr(dashboard, "Viewer", Viewer)
+    with live(script) as server, client_of(server) as client:
+        response = client.get("/api/live")
+        assert (response.status_code, response.text) == (200, 'data: {"seen":"once"}\n\n')
 
 
 def test_the_gate_counts_down_whatever_happens() -> None:
