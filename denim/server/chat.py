@@ -46,7 +46,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     model = record.model = serving.model_named(body.model)
     body.check()
     params = body.params()
-    job = await chat_job(serving, conversation_of(body), params, body, body.form)
+    job = await chat_job(serving, conversation_of(body), params, body)
     answer = _Answer(serving, record, body, job, f"chatcmpl-{record.request_id}", model)
     if body.stream:
         return await event_stream(request, answer.events())

@@ -45,10 +45,9 @@ class ChatJob(NamedTuple):
 
 
 async def chat_job(
-    serving: Serving, conversation: Conversation, params: SamplingParams, wishes: Wishes, form_field: str
+    serving: Serving, conversation: Conversation, params: SamplingParams, wishes: Wishes
 ) -> ChatJob:
-    """Render and tokenise. `form_field`: the field of the request that asks for structured output. Raises
-    RequestError, also when the template refuses."""
+    """Render and tokenise. Raises RequestError, also when the template refuses."""
     engine = serving.engine
     serving.gate.check(params.n)  # before time is spent on the prompt
     tokenizer = need_tokenizer(engine.tokenizer, "A chat")
@@ -73,6 +72,5 @@ async def chat_job(
         cache_salt=wishes.cache_salt,
         no_store=bool(wishes.no_store),
         prompt_field=conversation.prompt_field,
-        form=form_field,
     )
     return ChatJob(job, new_parser, tokenizer.bytes_of)

@@ -52,7 +52,6 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
         cache_salt=body.cache_salt,
         cache_control=body.cache_control or (),
         no_store=bool(body.no_store),
-        form=body.form,
     )
     answer = _Answer(serving, record, body, job, f"cmpl-{record.request_id}", model)
     if body.stream:

@@ -16,26 +16,23 @@ from typing import NamedTuple
 
 from denim.engine.outputs import StreamDelta
 from denim.engine.prompts import ReadPrompt
-from denim.errors import RequestError
 from denim.sampling_params import SamplingParams
 from denim.server.errors import ApiError
 from denim.server.limits import Place
 from denim.server.record import RequestRecord
 from denim.server.serving import Serving
-from denim.structured_output import KINDS as FORMS
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a request wants of the engine. Every prompt gets `params.n` completions. `prompt_field`, `form`:
-    the fields of the request that hold the prompt and ask for structured output."""
+    """What a request wants of the engine. Every prompt gets `params.n` completions. `prompt_field`: the field
+    of the request that holds the prompt."""
 
     prompts: Sequence[ReadPrompt]
     params: SamplingParams
     priority: int
     cache_salt: str | None
     no_store: bool
-    form: str
     cache_control: Sequence[int] = ()
     prompt_field: str = "prompt"
 
@@ -90,20 +87,15 @@ def _check_lengths(serving: Serving, job: Job) -> None:
 
 async def _stream(serving: Serving, job: Job, prompt: ReadPrompt) -> AsyncGenerator[StreamDelta]:
     """The engine's deltas for one prompt."""
-    try:
-        reply = await serving.engine.submit(
-            prompt,
-            job.params,
-            uuid.uuid4().hex,
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            cache_control=job.cache_control,
-            no_store=job.no_store,
-        )
-    except RequestError as error:
-        if error.param in FORMS:
-            error.param = job.form
-        raise
+    reply = await serving.engine.submit(
+        prompt,
+        job.params,
+        uuid.uuid4().hex,
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+        cache_control=job.cache_control,
+        no_store=job.no_store,
+    )
     async with reply as stream:
         async for delta in stream:
             yield delta

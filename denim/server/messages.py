@@ -47,7 +47,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     serving, record = serving_of(request), record_of(request)
     model = record.model = serving.model_named(body.model)
     body.check()
-    job = await chat_job(serving, conversation_of(body), body.params(), body, "output_config.format")
+    job = await chat_job(serving, conversation_of(body), body.params(), body)
     answer = _Answer(serving, record, job, f"msg_{record.request_id}", model)
     if body.stream:
         return await event_stream(request, answer.events(), lambda error: event(error, "error"))

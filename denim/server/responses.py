@@ -46,7 +46,7 @@ async def respond(body: ResponsesRequest, request: Request) -> HttpResponse:
     serving, record = serving_of(request), record_of(request)
     model = record.model = serving.model_named(body.model)
     body.check()
-    job = await chat_job(serving, conversation_of(body), body.params(), body, "text.format")
+    job = await chat_job(serving, conversation_of(body), body.params(), body)
     answer = _Answer(serving, record, body, job, model)
     if body.stream:
         return await event_stream(request, answer.events(), answer.failed)

@@ -68,11 +68,6 @@ class SamplingFields(ApiModel):
     user: str | None = Field(default=None, description="Without effect.")
     metadata: dict[str, Any] | None = Field(default=None, description="Without effect.")
 
-    @property
-    def form(self) -> str:
-        """The field that asks for structured output."""
-        return "response_format" if self.structured_outputs is None else "structured_outputs"
-
     def sampling(self, **more: Any) -> SamplingParams:
         """Raises RequestError for a value out of range."""
         more["structured"] = structured_output(self.response_format, self.structured_outputs)
