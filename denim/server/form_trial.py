@@ -115,10 +115,10 @@ class _Process:
                 raise BrokenPipeError
             number = next(self._numbers)
             answer = self._open[number] = Future()
-        if self._untold is not None:
-            self._send(self._untold)
-            self._untold = None
-        self._send((number, form))
+            if self._untold is not None:
+                self._send(self._untold)
+                self._untold = None
+            self._send((number, form))
         return answer
 
     def _send(self, message: object) -> None:
@@ -128,18 +128,22 @@ class _Process:
 
     def _listen(self) -> None:
         """Hand on answers until the process ends; then nobody is to wait for it."""
-        assert self.popen.stdout is not None
+        assert self.popen.stdin is not None and self.popen.stdout is not None
         for line in self.popen.stdout:
             number, error = json.loads(line)
             answer = self._open.pop(number, None)  # a child that dies behind its answer is answered for too
             if answer is not None:
                 with suppress(InvalidStateError):  # whoever asked has left
                     answer.set_result(error)
-        with self._gate:
+        with self._gate:  # who sends just now is told that nobody reads
             self._ended = True
+            with suppress(BrokenPipeError):  # of what was not sent
+                self.popen.stdin.close()
+        self.popen.stdout.close()
         for answer in self._open.values():
             with suppress(InvalidStateError):
                 answer.set_exception(ApiError(503, ENDED, headers={"retry-after": "1"}))
+        self.popen.wait()
 
 
 def is_foreign(form: StructuredOutput) -> bool:

@@ -23,6 +23,7 @@ from denim.server import form_trial, form_trial_process
 from denim.server.errors import ApiError
 from denim.server.form_trial import FormTrial, is_foreign
 from denim.spec.config_file import embedded_model
+from tests.server.patience import until
 
 CRASHES = "root ::= root{0,10}"
 
@@ -108,9 +109,11 @@ def test_many_at_once(trial: FormTrial) -> None:
 def test_a_process_that_ends_is_started_again(trial: FormTrial) -> None:
     check(trial, StructuredOutput(regex="first"))
     assert trial._process is not None
-    os.kill(trial._process.popen.pid, signal.SIGKILL)
-    trial._process.popen.wait()
+    ended = trial._process.popen
+    os.kill(ended.pid, signal.SIGKILL)
+    ended.wait()
     assert check(trial, StructuredOutput(regex="second")) == [None]
+    until(lambda: ended.stdin.closed and ended.stdout.closed)
 
 
 def test_a_process_that_ends_as_it_begins(trial: FormTrial, monkeypatch: pytest.MonkeyPatch) -> None:
