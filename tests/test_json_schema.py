@@ -71,6 +71,8 @@ def test_depth() -> None:
     check_schema(deep(MAX_DEPTH), "json")
     with pytest.raises(RequestError, match="deeper than 64"):
         check_schema(deep(100_000), "json")
+    with pytest.raises(RequestError, match="deeper than 64"):
+        check_schema(deep(MAX_DEPTH + 1), "json")
 
 
 def test_loosely() -> None:

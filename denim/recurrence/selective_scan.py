@@ -219,4 +219,4 @@ def _read(C: Tensor, h: Tensor) -> Tensor:
 
 
 def _with_skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
-    return y if D is None else torch.addcmul(y, x, D.to(x.dtype))
+    return y if D is None else torch.addcmul(y, x, D)

@@ -58,6 +58,7 @@ def test_an_id_of_the_client_is_kept(http: httpx.Client) -> None:
     )
     assert response.headers["x-request-id"] == "mine-7"
     assert response.json()["id"] == "cmpl-mine-7"
+    assert "request-id" not in response.headers, "that is Anthropic's"
 
 
 @pytest.mark.parametrize("given", ["", "two words", "x" * 129, "tab\there"])

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from denim import AsyncEngine
+from denim.server.completion_schema import CompletionRequest
 from tests.server.live import Live
 
 PROMPT = "Fellow citizens of the Senate"
@@ -112,6 +113,7 @@ def test_a_prompt_is_scored(client: openai.OpenAI, engine: AsyncEngine) -> None:
     assert scores.token_logprobs[0] is None
     assert all(logprob < 0 for logprob in scores.token_logprobs[1:])
     assert answer.usage.completion_tokens == 0
+    assert streamed(client, **body | {"logprobs": None}) == {0: PROMPT}
     with_more = client.completions.create(**body | {"max_tokens": 4, "temperature": 0}).choices[0]
     assert with_more.logprobs.tokens[: len(ids)] == scores.tokens
     assert len(with_more.logprobs.tokens) == len(ids) + 4
@@ -236,3 +238,14 @@ def test_a_completion_by_a_regular_expression(client: openai.OpenAI) -> None:
     extra = {"structured_outputs": {"regex": "[0-9]{4}"}}
     text = client.completions.create(prompt="In the year ", extra_body=extra, **SHORT).choices[0].text
     assert len(text) == 4 and text.isdecimal()
+
+
+def test_a_prompt_is_scored_only_where_its_scores_are_shown() -> None:
+    def scored(**body: Any) -> int | None:
+        return CompletionRequest(prompt="x", **body).params().prompt_logprobs
+
+    assert scored(logprobs=2) is None
+    assert scored(logprobs=2, echo=True) == 2
+    assert scored(logprobs=2, echo=True, prompt_logprobs=5) == 5
+    assert scored(echo=True) is None
+    assert (scored(prompt_logprobs=0), scored()) == (0, None)

@@ -29,6 +29,8 @@ from denim.server.options import ServerOptions
         {"max_prompt_tokens": 0},
         {"max_streams": 0},
         {"max_queue": True},
+        {"max_queue": None},
+        {"port": None},
         {"body_timeout": 0},
         {"request_timeout": float("nan")},
         {"first_token_timeout": "soon"},

@@ -138,3 +138,19 @@ def test_a_tool_that_is_wanted_must_be_offered() -> None:
     for required, named, offered in ((True, None, []), (False, "g", ["f"]), (False, "f", [])):
         with pytest.raises(RequestError, match="tool_choice wants .*offer it there, or choose otherwise"):
             check_tool_choice(required, named, offered)
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, "json_object"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "json_object"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}, "json"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": True}}, "json"),
+    ],
+)
+def test_response_formats(form: dict[str, Any], kind: str | None) -> None:
+    """A JSON schema without the schema is any object, as the API says."""
+    made = ChatRequest(messages=TURNS, response_format=form).params().structured
+    assert (made and made.kind) == kind

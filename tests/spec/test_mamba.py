@@ -46,3 +46,18 @@ def test_no_kv_at_all() -> None:
     assert spec.attention_layers == ()
     assert len(spec.linear_layers) == 64
     assert spec.rope is None
+
+
+@pytest.mark.parametrize("name", ["mamba-130m-hf", "falcon-mamba-7b", "mamba-codestral-7b"])
+def test_hidden_states_are_added_up_in_fp32_unless_the_config_says_otherwise(name: str) -> None:
+    """As transformers does."""
+    config = json.loads((CONFIGS / f"{name}.json").read_text())
+    for written, wide in ((None, True), (True, True), (False, False)):
+        details = read_spec(config | {"residual_in_fp32": written}).details
+        assert (details.fp32_residual if name.startswith("mamba-c") else details.wide_residual) is wide
+
+
+def test_norms_of_falcon_mamba_have_an_epsilon_of_their_own() -> None:
+    config = json.loads((CONFIGS / "falcon-mamba-7b.json").read_text())
+    assert read_spec(config | {"mixer_rms_eps": None}).details.mixer_norm_eps == 1e-6
+    assert read_spec(config | {"mixer_rms_eps": 1e-4}).details.mixer_norm_eps == 1e-4

@@ -39,6 +39,15 @@ def test_layers_are_read_from_either_spelling(changes: dict[str, Any]) -> None:
     assert spec.details.time_step_limit == (0.001, inf)  # type: ignore[attr-defined]
 
 
+def test_the_dtype_of_states_is_the_config_s_unless_it_is_asked_for() -> None:
+    for written, asked, dtype in (
+        (None, "auto", "float32"),
+        ("bfloat16", "auto", "bfloat16"),
+        ("bfloat16", "float32", "float32"),
+    ):
+        assert read_spec(config(mamba_ssm_cache_dtype=written), state_dtype=asked).state_dtype == dtype
+
+
 SPARSE = json.loads((CONFIGS / "nemotron-3-nano-30b-a3b.json").read_text())
 
 
