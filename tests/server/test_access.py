@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from denim.server.access import AccessLayer
 from denim.server.log import JsonLines, TextLines, set_up_log
@@ -187,6 +187,29 @@ def test_a_fault_is_a_500_with_an_id_and_a_traceback_in_the_log(
         assert response.json()["error"]["type"] == "server_error"
         assert httpx.get(f"{server.url}/health").status_code == 200
     assert any(record.exc_info and "secret" in str(record.exc_info[1]) for record in lines)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_fault_is_told_once_and_logged_as_one(
+    script: ScriptedEngine, lines: list[logging.LogRecord], begun: bool
+) -> None:
+    """An answer that has begun cannot begin again; the log says that it failed all the same."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ZeroDivisionError
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/x", "headers": []}
+    asyncio.run(AccessLayer(app, Metrics(script.facts), True)(scope, None, send))  # type: ignore[arg-type]
+    starts = [message["status"] for message in sent if message["type"] == "http.response.start"]
+    assert starts == [200 if begun else 500]
+    assert lines[-1].fields["status"] == 500 and "ZeroDivisionError" in lines[-1].fields["error"]
 
 
 def test_other_protocols_pass(script: ScriptedEngine) -> None:

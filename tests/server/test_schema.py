@@ -154,3 +154,9 @@ def test_response_formats(form: dict[str, Any], kind: str | None) -> None:
     """A JSON schema without the schema is any object, as the API says."""
     made = ChatRequest(messages=TURNS, response_format=form).params().structured
     assert (made and made.kind) == kind
+
+
+def test_the_newer_name_of_a_limit_goes_first() -> None:
+    limits = {"max_tokens": 5, "max_completion_tokens": 9}
+    for given, most in ((limits, 9), ({"max_tokens": 5}, 5), ({"max_completion_tokens": 9}, 9), ({}, None)):
+        assert ChatRequest(messages=TURNS, **given).params().max_tokens == most

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from denim import AsyncEngine
+from denim.commands.bench import serve
 from denim.commands.bench.serve import base_of, bench_serve, parse_extra_body
-from denim.commands.bench.workload import Wishes
+from denim.commands.bench.workload import Drawn, Room, Wishes, draw_sessions
 from denim.errors import ConfigError
 from denim.ledger.lengths import Lengths
 from tests.commands.bench.fake_server import Manner, fake_server
@@ -119,6 +120,21 @@ def test_prompts_beyond_what_anybody_takes(model: str | None, capsys: pytest.Cap
             bench(url, capsys, wishes(prompts=Lengths.fixed(999_999_999)), model=model)
         assert len(manner.seen) == 2, "no more than what it takes to meet it"
         assert bench(url, capsys, model=model)["completed"] == 6
+
+
+def test_the_template_s_tokens_take_room_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms = []
+
+    def drawn(asked: Wishes, words_per_token: float, room: Room) -> Drawn:
+        rooms.append(room)
+        return draw_sessions(asked, words_per_token, room)
+
+    monkeypatch.setattr(serve, "draw_sessions", drawn)
+    with fake_server(Manner()) as url:
+        assert bench(url, capsys)["template_tokens"] == 5
+    assert rooms == [Room(1 << 20, 5)]
 
 
 @pytest.mark.parametrize("usage", ["each", "last", "none"])

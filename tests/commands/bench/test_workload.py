@@ -109,6 +109,20 @@ def test_a_traces_pairs_stay_pairs(tmp_path: Path) -> None:
     assert pairs == {(10, 1), (40, 4)}
 
 
+def test_every_request_asks_for_a_token(tmp_path: Path) -> None:
+    """Also where a trace has an answer without any."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"prompt_length": 10, "output_length": 0}\n')
+    prompts, outputs = read_lengths("512", "128", trace)
+    (session,) = sessions_of(wishes(requests=1, prompts=prompts, outputs=outputs, paired=True), 1.0)
+    assert session.turns[0].output_tokens == 1
+
+
+def test_every_turn_has_the_template_s_tokens() -> None:
+    assert Room(1000, 20).holds(prompt=400, answer=500, turns=1)
+    assert not Room(1000, 20).holds(prompt=400, answer=500, turns=5)
+
+
 def test_lengths() -> None:
     prompts, outputs = read_lengths("512", "100, 1.1", None)
     assert prompts.totals == (512,) and outputs.mean_tokens == pytest.approx(100, rel=0.02)

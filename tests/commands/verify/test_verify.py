@@ -115,6 +115,16 @@ def test_a_hit_that_does_not_come_is_a_fault(folder: Path, monkeypatch: pytest.M
     assert len(row.faults) == SMALL.positions and all("should have been" in fault for fault in row.faults)
 
 
+def test_an_answer_that_does_not_come_to_its_end_is_a_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Session.answer
+    monkeypatch.setattr(Session, "answer", lambda self, prompt: answer(self, prompt)._replace(ended=False))
+    options = {"model": folder, "device": "cpu", "dtype": "float32"}
+    (row,) = Matrix(load(EngineOptions.of(**options)), options, 0, *SMALL).rows([POSITIONS])
+    assert len(row.faults) == SMALL.positions and all("not come to its end" in fault for fault in row.faults)
+
+
 def test_an_engine_that_breaks_is_a_fault_and_the_next_check_runs(folder: Path) -> None:
     def breaks(session: Session, probes: Probes) -> Iterator[Outcome]:
         session.core.arena.alloc("slot")  # held by nobody
