@@ -13,6 +13,7 @@ used: one whose masks take too long is refused.
 
 from __future__ import annotations
 
+import atexit
 import json
 import random
 import re
@@ -31,6 +32,7 @@ from denim.structured_output import StructuredOutput
 
 COMPILE_SECONDS = 30.0  # then the request is refused
 MOST_COMPILING = 4  # at once; xgrammar works outside Python's lock, each on one core
+ENDING_SECONDS = 1.0  # that the end of the program waits for a form; see `_compile`
 KEPT_BYTES = 256 * 2**20
 # Spaces and line breaks between two pieces of JSON. A model that writes them for ever would never end.
 MOST_WHITE_SPACE = 32
@@ -83,6 +85,10 @@ class Grammars:
 
     def _compile(self, form: StructuredOutput, future: Future[Any]) -> None:
         with self._seats:
+            # To come back from xgrammar while the interpreter is taken down aborts the program. That is a
+            # short time, and most forms are compiled before it begins.
+            join = threading.current_thread().join
+            atexit.register(join, ENDING_SECONDS)
             try:
                 compiled = self.build(form)
             except RequestError as error:
@@ -91,6 +97,8 @@ class Grammars:
                 future.set_exception(error)
             else:
                 future.set_result(compiled)
+            finally:
+                atexit.unregister(join)
 
     def build(self, form: StructuredOutput) -> Any:
         """Compile and try a form here and now, however long that takes. Raises RequestError."""

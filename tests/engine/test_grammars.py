@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -264,6 +267,37 @@ def test_what_is_compiled_is_found_while_a_vocabulary_is_read(
     finally:
         found.set()
     assert other.result(60) is not None
+
+
+ENDS = """
+import sys, threading
+from denim.engine import grammars
+from denim.engine.tokenizer import load_tokenizer
+from denim.structured_output import StructuredOutput
+grammars.ENDING_SECONDS = float(sys.argv[2])
+made = grammars.Grammars(load_tokenizer(sys.argv[1]), 288, [])
+begun, on = threading.Event(), threading.Event()
+def build(form):
+    begun.set()
+    on.wait()
+    sys.stdout.write("compiled")
+made.build = build
+made.compile(StructuredOutput(regex="a"))
+begun.wait()
+later = threading.Timer(0.2, on.set if sys.argv[3] == "soon" else int)
+later.daemon = True
+later.start()
+"""
+
+
+@pytest.mark.parametrize(("when", "patience", "said"), [("soon", 60.0, "compiled"), ("never", 0.1, "")])
+def test_the_program_ends_while_a_form_is_compiled(
+    speaking: Path, when: str, patience: float, said: str
+) -> None:
+    """It waits a little, as xgrammar would abort it, and not for ever."""
+    command = [sys.executable, "-c", ENDS, str(speaking), str(patience), when]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, said)
 
 
 def test_the_oldest_are_forgotten(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
