@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,6 +98,14 @@ def test_ledger_of_the_embedded_model_is_the_default() -> None:
     done = run("ledger", "--json")
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["layers"]) == {"L", "F"}
+
+
+def test_a_terminal_without_some_characters_shows_the_others() -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "denim.cli", "ledger"]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"denim-tiny: LLLF ? 2 layers" in done.stdout
 
 
 def test_a_plan_that_does_not_fit_is_exit_code_3() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -46,6 +47,8 @@ def main() -> None:
     """The entry point: run a command, turn Denim's own errors into one line and an exit code."""
     if sys.stdout is None:  # closed by the shell: >&-
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the rest of the process)
+    if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without α or ─ shows ? in their place
     try:
         app()
     except DenimError as error:

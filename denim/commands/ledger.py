@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from denim.commands.configs import find_config
+from denim.commands.tables import print_table
 from denim.errors import ConfigError
 from denim.ledger import LENGTHS, ledger_json
 from denim.ledger.units import count_text, flops_text, pattern_text, size_text
@@ -48,7 +49,7 @@ def show_ledger(
     console = Console(highlight=False)
     for line in summary(config.name, values):
         console.print(line, soft_wrap=True)
-    console.print(table(values))
+    print_table(console, table(values))
 
 
 def default_lengths(spec: ModelSpec) -> list[int]:

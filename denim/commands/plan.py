@@ -20,6 +20,7 @@ from denim.commands.configs import find_config
 from denim.commands.engine import memory_option
 from denim.commands.ledger import parse_lengths
 from denim.commands.prefix_curve import curve_table, prefix_curve
+from denim.commands.tables import print_table
 from denim.errors import ConfigError
 from denim.ledger.devices import find_device
 from denim.ledger.lengths import Lengths
@@ -88,7 +89,7 @@ def show_plan(
     console = Console(highlight=False)
     for line in summary(config.name, values, chosen=tensor_parallel is None):
         console.print(line, soft_wrap=True)
-    console.print(memory_table(values))
+    print_table(console, memory_table(values))
     for row in values["workloads"]:
         if row["left_out"]:
             console.print(
@@ -96,13 +97,13 @@ def show_plan(
                 f"{values['longest_request']:,} tokens, which model or arena do not take",
                 soft_wrap=True,
             )
-    console.print(floor_table(values))
+    print_table(console, floor_table(values))
     if compare:
-        console.print(peers_table(values))
+        print_table(console, peers_table(values))
         for line in peers_notes(values):
             console.print(line, soft_wrap=True)
     if (curve := prefixes(plan, trace)) is not None:
-        console.print(curve_table(curve))
+        print_table(console, curve_table(curve))
 
 
 def prefixes(plan: CapacityPlan, trace: Path | None) -> list[dict[str, Any]] | None:

@@ -139,7 +139,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or several. `template_options` go to the chat template
         (`enable_thinking=False`, `tools=…`)."""
-        several = bool(messages) and isinstance(messages[0], (list, tuple))
+        several = isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple))
         conversations: Sequence[Any] = messages if several else [messages]
         return self.generate([self.read_chat(one, **template_options) for one in conversations], params)
 

@@ -114,9 +114,10 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         for name, (value, why) in NOT_YET.items():
-            if getattr(self, name) != value:
+            given = getattr(self, name)
+            if given != value or isinstance(given, bool) != isinstance(value, bool):
                 raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is not supported in this version, in which {why};"
+                    f"{name}={given!r} is not supported in this version, in which {why};"
                     f" leave it at {value!r}"
                 )
         for name in ("dtype", "state_dtype", "kv_dtype"):

@@ -45,9 +45,10 @@ class HostMemory:
             if self._copies is not None and self.num_blocks:
                 _pin(self._blocks)
                 self._pinned = finalize(self, _unpin, self._blocks.data_ptr())
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # too much for the machine, or for a size of a tensor
+            why = str(error).partition("\n")[0]
             raise CapacityError(
-                f"host_memory={size_text(limit_bytes)} cannot be had from this machine: {error}; lower it"
+                f"host_memory={size_text(limit_bytes)} cannot be had from this machine: {why}; lower it"
             ) from error
         self._free: list[int] = []
         self._of: dict[int, list[int]] = {}

@@ -226,8 +226,9 @@ def test_a_chat(talker: LLM, tokenizer: Tokenizer) -> None:
     assert talker.chat(messages, SHORT)[0].prompt_token_ids != ids
     several = talker.chat([messages, [{"role": "user", "content": "a"}]], SHORT)
     assert len(several) == 2
-    with pytest.raises(RequestError, match="at least one message"):
-        talker.chat([], SHORT)
+    for nothing in ([], None, 3, "hello", {"role": "user", "content": "a"}):
+        with pytest.raises(RequestError, match="messages must be a list of at least one message"):
+            talker.chat(nothing, SHORT)  # type: ignore[arg-type]
 
 
 # Streams

@@ -53,6 +53,7 @@ from tests.tiny import VOCAB
             {"tensor_parallel_size": 2},
             "tensor_parallel_size=2 is not supported in this version.*leave it at 1",
         ),
+        ({"tensor_parallel_size": True}, "tensor_parallel_size=True is not supported"),
         ({"speculative": {"method": "ngram"}}, "there is no speculation"),
         ({"checkpoint_policy": "some"}, "checkpoint_policy='some'; supported: none, align, all, ends, auto"),
         ({"deterministic": True}, "not bit-equal across batches"),

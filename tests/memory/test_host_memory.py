@@ -86,7 +86,8 @@ def test_reset_frees_all() -> None:
     assert len(host._free) == 40 and not host.arrived(0)
 
 
-def test_more_than_there_is() -> None:
+@pytest.mark.parametrize("limit", [1 << 62, 1 << 100])
+def test_more_than_there_is(limit: int) -> None:
     storage = Storage(ArenaLayout.of(TINY, page_size=4), 1)
     with pytest.raises(CapacityError, match="host_memory=.* cannot be had from this machine.*lower it"):
-        HostMemory(CheckpointForm.of(storage.layout), 1 << 62, storage)
+        HostMemory(CheckpointForm.of(storage.layout), limit, storage)

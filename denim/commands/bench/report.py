@@ -15,6 +15,7 @@ from rich.table import Table
 
 from denim.commands.bench.figures import first_token, per_token, whole_answer
 from denim.commands.picture import new_figure
+from denim.commands.tables import print_table
 from denim.ledger.units import seconds_text
 
 if TYPE_CHECKING:
@@ -54,11 +55,11 @@ def show(result: dict[str, Any]) -> None:
     for key, label in ROWS:
         if result[key]:
             grid.add_row(label, *(seconds_text(value) for value in result[key].values()))
-    console.print(grid)
+    print_table(console, grid)
     for line in sentences(result):
         console.print(line, soft_wrap=True)
     if len(result["turns"]) > 1:
-        console.print(turns_table(result["turns"]))
+        print_table(console, turns_table(result["turns"]))
 
 
 def sentences(result: dict[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from rich.table import Table
 from denim.commands.picture import need_folder, need_matplotlib, new_figure, write
 from denim.commands.profile.clock import Limits, limits_of
 from denim.commands.profile.measure import StepProfile, profile_decode, profile_prefill
+from denim.commands.tables import print_table
 from denim.engine.llm import LLM
 from denim.errors import ConfigError
 
@@ -79,7 +80,7 @@ def show_profile(
         soft_wrap=True,
     )
     for profile in profiles:
-        console.print(table(profile))
+        print_table(console, table(profile))
 
 
 def _result(llm: LLM, limits: Limits, profiles: list[StepProfile]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from denim.commands.picture import need_folder, need_matplotlib, new_figure, write
 from denim.commands.study.chunk_forms import forms_on
+from denim.commands.tables import print_table
 from denim.engine.loading import choose_device
 from denim.errors import ConfigError
 from denim.ledger.units import flops_text, plural
@@ -59,7 +60,7 @@ def study_chunk_size(
     )
     for form in result["fastest_chunk"]:
         console.print(form)
-        console.print(table(row for row in result["rows"] if row["form"] == form))
+        print_table(console, table(row for row in result["rows"] if row["form"] == form))
 
 
 def measure(

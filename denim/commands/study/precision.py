@@ -23,6 +23,7 @@ from denim.commands.study.drift import drift
 from denim.commands.study.inputs import random_inputs, real_inputs, texts_of
 from denim.commands.study.perplexity import EXACT, MEMORY, perplexity
 from denim.commands.study.storage import STORAGES
+from denim.commands.tables import print_table
 from denim.engine import LLM
 from denim.errors import ConfigError
 from denim.ledger.units import plural
@@ -63,15 +64,15 @@ def study_precision(
     console = Console(highlight=False)
     for source in ("random", "real"):
         console.print(f"{source} inputs, {tokens:,} tokens: relative error at the end, against float64")
-        console.print(drift_table(result["drift"][source]))
+        print_table(console, drift_table(result["drift"][source]))
     ppl = result["perplexity"]
     console.print(
         f"denim-tiny, {ppl['texts']} {plural('text', ppl['texts'])} of {ppl['length']:,} tokens, "
         "one token a step: perplexity"
     )
-    console.print(stretch_table(ppl, "perplexity", "{:.2f}"))
+    print_table(console, stretch_table(ppl, "perplexity", "{:.2f}"))
     console.print("mean |Δ log-probability| against all fp32, thousandths of a nat")
-    console.print(stretch_table(ppl, "difference", "{:.1f}", scale=1e3))
+    print_table(console, stretch_table(ppl, "difference", "{:.1f}", scale=1e3))
 
 
 def measure(tokens: int, length: int, windows: int, text: Path | None, device: str) -> dict[str, Any]:

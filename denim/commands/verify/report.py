@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from denim.commands.tables import print_table
 from denim.commands.verify.checks import CHECKS, Check
 from denim.commands.verify.matrix import CONTROL, Matrix, Row
 from denim.engine.loading import LoadedModel, load
@@ -161,7 +162,7 @@ def print_report(report: dict[str, Any]) -> None:
         " every answer against the same prompt computed anew",
         soft_wrap=True,
     )
-    console.print(_table(report["checks"]))
+    print_table(console, _table(report["checks"]))
     for row in report["checks"]:
         for fault in row["faults"]:
             console.print(f"[red]✗[/] {row['name']}: {escape(fault)}", soft_wrap=True, markup=True)
