@@ -160,3 +160,9 @@ def test_the_newer_name_of_a_limit_goes_first() -> None:
     limits = {"max_tokens": 5, "max_completion_tokens": 9}
     for given, most in ((limits, 9), ({"max_tokens": 5}, 5), ({"max_completion_tokens": 9}, 9), ({}, None)):
         assert ChatRequest(messages=TURNS, **given).params().max_tokens == most
+
+
+def test_log_probabilities_of_a_chat() -> None:
+    asked = [{}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 3}, {"logprobs": False}]
+    told = [ChatRequest(messages=TURNS, **given).params().logprobs for given in asked]
+    assert told == [None, 0, 3, None]

@@ -48,6 +48,14 @@ def test_the_dtype_of_states_is_the_config_s_unless_it_is_asked_for() -> None:
         assert read_spec(config(mamba_ssm_cache_dtype=written), state_dtype=asked).state_dtype == dtype
 
 
+def test_a_config_without_epsilon_and_least_time_step() -> None:
+    """As transformers reads it."""
+    absent = dict.fromkeys(("layer_norm_epsilon", "rms_norm_eps", "norm_eps", "time_step_min"))
+    spec = read_spec(config(**absent))
+    assert spec.norm_eps == 1e-5
+    assert spec.details.time_step_limit == (0.001, inf)  # type: ignore[attr-defined]
+
+
 SPARSE = json.loads((CONFIGS / "nemotron-3-nano-30b-a3b.json").read_text())
 
 
