@@ -86,8 +86,8 @@ def test_conversations_end_where_the_next_turn_would_not_fit() -> None:
     drawn = draw_sessions(wishes(requests=10, turns=10), 1.0, Room(500, 0))
     assert [len(session.turns) for session in drawn.sessions] == [4, 4, 2]
     assert (drawn.redrawn, drawn.ended) == (0, 2)
-    answers = wishes(requests=3, turns=9, prompts=Lengths.fixed(50), outputs=Lengths.fixed(100))
-    assert [len(session.turns) for session in draw_sessions(answers, 1.0, Room(500, 0)).sessions] == [3]
+    answers = wishes(requests=6, turns=9, prompts=Lengths.fixed(50), outputs=Lengths.fixed(100))
+    assert [len(session.turns) for session in draw_sessions(answers, 1.0, Room(500, 0)).sessions] == [3, 3]
 
 
 @pytest.mark.parametrize("asked", [{"prompts": Lengths.fixed(999)}, {"shared": 10**12}])
