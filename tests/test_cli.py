@@ -61,6 +61,16 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert done.stderr.count("\n") == 1
 
 
+def test_ctrl_c_before_the_command_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+
+
 def test_unknown_option_is_exit_code_2() -> None:
     assert run("ledger", "--colour").returncode == 2
 

@@ -17,7 +17,7 @@ import typer
 import denim
 from denim.cli.costs import doctor, families, inspect, ledger, plan
 from denim.cli.engines import chat, generate, serve
-from denim.cli.exit_codes import OTHER_ERROR, exit_code
+from denim.cli.exit_codes import INTERRUPTED, OTHER_ERROR, exit_code
 from denim.cli.measures import bench, cache, profile, study, verify
 from denim.cli.options import PLAIN_HELP
 from denim.errors import DenimError
@@ -54,6 +54,8 @@ def main() -> None:
     except DenimError as error:
         print("denim:", " ".join(str(error).splitlines()), file=sys.stderr)
         sys.exit(exit_code(error))
+    except KeyboardInterrupt:  # before the parser looks out for it
+        sys.exit(INTERRUPTED)
     except OSError as error:  # a full disk behind stdout, say
         print(f"denim: {error}", file=sys.stderr)
         sys.exit(OTHER_ERROR)
