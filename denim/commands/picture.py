@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from denim.errors import ConfigError
+from denim.errors import ConfigError, DenimError
 
 DOTS_PER_INCH = 100
 
@@ -55,13 +55,18 @@ def need_folder(folder: Path) -> None:
 
 
 def write(folder: Path, name: str, result: dict[str, Any], figure: Any) -> None:
-    """NAME.json and NAME.png in `folder`, both or none. Raises OSError where there is no room."""
+    """NAME.json and NAME.png in `folder`, both or none. Raises DenimError where there is no room."""
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     data, picture = folder / f"{name}.json", folder / f"{name}.png"
     try:
         data.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         figure.savefig(picture)
-    except OSError:
+    except OSError as error:
         data.unlink(missing_ok=True)
         picture.unlink(missing_ok=True)
-        raise
+        if made:
+            folder.rmdir()
+        raise DenimError(
+            f"--out {str(folder)!r} did not take the results: {error}; make room, or name another"
+        ) from error

@@ -10,7 +10,7 @@ import pytest
 
 from denim.commands.picture import need_folder, write
 from denim.commands.study.chunk_size import study_chunk_size
-from denim.errors import ConfigError
+from denim.errors import ConfigError, DenimError
 
 
 def test_without_matplotlib_the_error_names_the_extra(
@@ -53,6 +53,7 @@ def test_without_room_no_half_result_is_left(tmp_path: Path) -> None:
             path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(OSError, match="No space left"):
-        write(tmp_path, "study", {"rows": []}, Figure())
-    assert list(tmp_path.iterdir()) == []
+    for folder in (tmp_path, tmp_path / "new"):
+        with pytest.raises(DenimError, match="did not take the results: .*No space left.*; make room"):
+            write(folder, "study", {"rows": []}, Figure())
+        assert list(tmp_path.iterdir()) == []
