@@ -5,6 +5,7 @@ Owns the outermost layer of the app. Plain ASGI, so that it costs nothing while 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -45,12 +46,13 @@ class AccessLayer:
 
         try:
             await self.app(scope, receive, note)
-        except Exception as error:  # a fault of the server's: all others were answered further inside
+        except (Exception, asyncio.CancelledError) as error:
+            # A fault of the server's, or its end: all others were answered further inside.
             began = record.status != 0
-            record.error, record.status = repr(error), 500
             told = api_error(error)
+            record.error, record.status = repr(error), told.status_code
             if not began:
-                answer = JSONResponse(error_body(told, scope["path"]), told.status_code)
+                answer = JSONResponse(error_body(told, scope["path"]), told.status_code, told.headers)
                 await answer(scope, receive, note)
         finally:
             self._end(record, scope)

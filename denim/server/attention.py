@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from denim.server.errors import ApiError, ClientGoneError
+from denim.server.errors import ApiError, ClientGoneError, api_error
 from denim.server.options import ServerOptions
 from denim.server.record import RequestRecord
 
@@ -25,8 +25,8 @@ WRITE_TICK = 5.0
 async def attended(
     work: Coroutine[Any, Any, T], receive: Receive, record: RequestRecord, options: ServerOptions
 ) -> T:
-    """The result of `work`. Raises ClientGoneError when the client leaves first, ApiError (504) when a
-    time-out passes."""
+    """The result of `work`. Raises ClientGoneError when the client leaves first, ApiError when a time-out
+    passes (504) or the server stops (503)."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_left(receive))
     try:
@@ -44,6 +44,8 @@ async def attended(
             if late is not None and late[0] <= time.monotonic():
                 what = f"the answer is not there within the server's {late[1]}; ask for less, or raise it"
                 raise ApiError(504, what, param=late[1])
+    except asyncio.CancelledError as stopped:
+        raise api_error(stopped) from None
     finally:
         task.cancel()
         gone.cancel()

@@ -6,6 +6,7 @@ path. What went wrong inside is logged, not sent.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -74,10 +75,14 @@ class ClientGoneError(ApiError):
         super().__init__(CLIENT_GONE, "the client left")
 
 
-def api_error(error: Exception) -> ApiError:
-    """What a client is told about `error`."""
+def api_error(error: BaseException) -> ApiError:
+    """What a client is told about `error`. That a request's task is cancelled means that the server stops and
+    waits no longer."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, asyncio.CancelledError):
+        what = "the server stopped before the answer was there; ask another one"
+        return ApiError(503, what, headers={"retry-after": "5"})
     if isinstance(error, PromptTooLongError):
         return ApiError(400, str(error), param=error.param, code="context_length_exceeded")
     if isinstance(error, RequestError):

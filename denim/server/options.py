@@ -34,7 +34,7 @@ class ServerOptions:
         token yet. Beyond either a request gets 429 with Retry-After.
     body_timeout: for a body to arrive. first_token_timeout: until a request's first token.
     request_timeout: until its last. write_timeout: for a client to take what was sent to it.
-    drain_timeout: for running requests after SIGTERM; then they are cut.
+    drain_timeout: for running requests after SIGTERM; then they end with an error.
     log_format: of the lines on stderr, "text" or "json". log_requests: a line for every request.
     """
 
