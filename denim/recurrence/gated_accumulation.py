@@ -80,7 +80,7 @@ def gated_accumulation_recurrent(
     at states_at [P, Hv, d_v, d_k]. The arithmetic and the states are fp32, or float64 if v is. ValueError for
     operands that do not fit each other.
     """
-    check_matrix_operands(q, k, v, log_decay)
+    check_matrix_operands(q, k, v, log_decay, scale)
     offsets = offsets_of(cu_seqlens, len(q))
     positions = positions_of(states_at, offsets)
     starting = starting_states(initial_state, len(positions), (*v.shape[1:], k.shape[-1]), v)
@@ -115,7 +115,7 @@ def gated_accumulation_step(
     are not copied. Returns out [B, Hv, d_v] in v's dtype; the arithmetic is in the state's dtype, or fp32 if
     that is narrower. ValueError for operands that do not fit each other.
     """
-    sizes = check_matrix_operands(q, k, v, log_decay)
+    sizes = check_matrix_operands(q, k, v, log_decay, scale)
     blocks = blocks_of(state, (*v.shape, sizes["d_k"]), v)
     if not blocks:
         return torch.empty_like(v)
@@ -165,7 +165,7 @@ def gated_accumulation_chunked(
     packed by reshaping alone; unequal ones are scattered to chunks once. A cu_seqlens on a GPU costs a
     synchronisation: pass a list.
     """
-    check_matrix_operands(q, k, v, log_decay)
+    check_matrix_operands(q, k, v, log_decay, scale)
     return by_chunks(
         _chunk_terms,
         q,

@@ -106,7 +106,7 @@ def gated_delta_recurrent(
     at states_at [P, Hv, d_v, d_k]. The arithmetic and the states are fp32, or float64 if v is. ValueError for
     operands that do not fit each other.
     """
-    check_matrix_operands(q, k, v, log_decay, beta=(beta, "T Hv"))
+    check_matrix_operands(q, k, v, log_decay, scale, beta=(beta, "T Hv"))
     offsets = offsets_of(cu_seqlens, len(q))
     positions = positions_of(states_at, offsets)
     starting = starting_states(initial_state, len(positions), (*v.shape[1:], k.shape[-1]), v)
@@ -147,7 +147,7 @@ def gated_delta_step(
     The decayed state is read once for k and q together; the output needs no second read of the new state,
     since S q = S' q + u (k . q).
     """
-    sizes = check_matrix_operands(q, k, v, log_decay, beta=(beta, "T Hv"))
+    sizes = check_matrix_operands(q, k, v, log_decay, scale, beta=(beta, "T Hv"))
     blocks = blocks_of(state, (*v.shape, sizes["d_k"]), v)
     if not blocks:
         return torch.empty_like(v)
@@ -205,7 +205,7 @@ def gated_delta_chunked(
     in T. Sequences of one length are packed by reshaping alone (and padding to whole chunks); unequal
     ones are scattered to chunks once. A cu_seqlens on a GPU costs a synchronisation: pass a list.
     """
-    check_matrix_operands(q, k, v, log_decay, beta=(beta, "T Hv"))
+    check_matrix_operands(q, k, v, log_decay, scale, beta=(beta, "T Hv"))
     return by_chunks(
         _chunk_terms,
         q,

@@ -8,10 +8,12 @@ arithmetic. Errors are ValueErrors that name the operand, what it must be and wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
+from numbers import Real
 from operator import index
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, strided
 
 TOKENS = "T"  # the one dimension that may be 0; a step's rows are its tokens
 
@@ -37,26 +39,38 @@ def check_operands(**operands: tuple[Tensor, str]) -> dict[str, int]:
 
 
 def check_numbers(name: str, x: Tensor, like_name: str, like: Tensor) -> None:
-    """ValueError if `x` is no tensor of floating-point numbers on the device of `like`."""
+    """ValueError if `x` is no dense tensor of floating-point numbers on the device of `like`, or if they have
+    8 bits: torch neither computes in those nor widens them by itself."""
     if not isinstance(x, Tensor):
         raise ValueError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
     if not x.is_floating_point():
         raise ValueError(f"{name} must hold floating-point numbers, got {x.dtype}; pass {name}.float()")
+    if x.element_size() < 2:
+        raise ValueError(f"{name} must hold numbers of 16 bits or more, got {x.dtype}; pass {name}.float()")
+    if x.layout != strided:
+        raise ValueError(f"{name} must be dense, got {x.layout}; pass {name}.to_dense()")
     if isinstance(like, Tensor) and x.device != like.device:
         raise ValueError(f"{name} is on {x.device} but {like_name} on {like.device}; move one of them")
 
 
 def check_matrix_operands(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, **others: tuple[Tensor, str]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    scale: float | None,
+    **others: tuple[Tensor, str],
 ) -> dict[str, int]:
     """Those of a rule with matrix states: its own are `others`, as `check_operands` takes them. Returns the
     sizes T, Hk, d_k, Hv, d_v.
 
     q, k: [T, Hk, d_k]; v: [T, Hv, d_v], Hv a multiple of Hk; log_decay: None, [Hv], [T, Hv] or [T, Hv, d_k]
-    ([T, Hv, 1] is [T, Hv]).
+    ([T, Hv, 1] is [T, Hv]); scale: None or a number.
     """
     sizes = check_operands(q=(q, "T Hk d_k"), k=(k, "T Hk d_k"), v=(v, "T Hv d_v"), **others)
     check_heads(sizes)
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, Real) or not isfinite(scale)):
+        raise ValueError(f"scale must be None or a finite number; got {scale!r}")
     tokens, heads = sizes["T"], sizes["Hv"]
     if log_decay is not None:
         check_numbers("log_decay", log_decay, "v", v)
@@ -78,9 +92,10 @@ def check_heads(sizes: dict[str, int]) -> None:
 
 
 def whole_numbers(values: Iterable[Any] | Tensor) -> list[int] | None:
-    """A list, tensor or array of whole numbers as a list of ints; None if it is not one."""
+    """A list, tensor or array of whole numbers as a list of ints; None if it is not one. A bool is none."""
     try:
-        return [index(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
+        listed = list(values.tolist() if hasattr(values, "tolist") else values)
+        return None if any(value is True or value is False for value in listed) else [*map(index, listed)]
     except TypeError:
         return None
 

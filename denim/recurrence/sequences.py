@@ -47,6 +47,8 @@ def positions_of(states_at: Sequence[Sequence[int]] | None, offsets: Sequence[in
     lengths = [end - start for start, end in pairwise(offsets)]
     if states_at is None:
         return [[length] for length in lengths]
+    if not hasattr(states_at, "__len__"):
+        raise ValueError(f"states_at must be a list of lists of token counts; got {states_at!r}")
     if len(states_at) != len(lengths):
         raise ValueError(f"states_at has {len(states_at)} lists for {len(lengths)} sequences")
     wanted = []

@@ -78,6 +78,7 @@ def short_conv_step(x: Tensor, weight: Tensor, window: Tensor) -> Tensor:
     ValueError for operands that do not fit each other.
     """
     check_operands(x=(x, "T C"), weight=(weight, "C W"))
+    check_numbers("window", window, "x", x)
     _window(window, (len(x), weight.shape[1] - 1, x.shape[1]), x)
     rows = torch.cat((window, x.to(window.dtype).unsqueeze(1)), 1)
     window.copy_(rows[:, 1:])

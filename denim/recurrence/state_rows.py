@@ -33,6 +33,8 @@ def blocks_of(state: Tensor | Sequence[Tensor], shape: Sequence[int], like: Tens
                 "the rows of state lie in one place, where each must have its own; pass a clone()"
             )
         rows = list(state)
+    elif not hasattr(state, "__iter__"):
+        raise ValueError(f"state must be a torch.Tensor or a list of them; got {type(state).__name__}")
     else:
         rows = list(state)
         if len(rows) != shape[0]:

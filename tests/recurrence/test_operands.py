@@ -1,5 +1,7 @@
 """What does not fit is refused by name in every form of every rule; nothing is broadcast or cut by chance."""
 
+import math
+
 import pytest
 import torch
 
@@ -30,7 +32,7 @@ def test_a_name_means_one_size():
 def test_whole_numbers():
     assert whole_numbers(torch.tensor([1, 2], dtype=torch.int32)) == [1, 2]
     assert whole_numbers([]) == []
-    for bad in ([1.0], torch.tensor([1.0]), [[1]], None, 3, "1"):
+    for bad in ([1.0], torch.tensor([1.0]), [[1]], None, 3, "1", [True], torch.tensor([False])):
         assert whole_numbers(bad) is None
 
 
@@ -72,6 +74,12 @@ MATRIX_FAULTS = {
     "strengths of tokens": (4, zeros(TOKENS), "beta must be"),
     "strengths of one head": (4, zeros(TOKENS, 1), "beta must be"),
     "turned strengths": (4, zeros(4, TOKENS), "beta must be"),
+    "sparse numbers": (2, zeros(TOKENS, 4, 12).to_sparse(), r"v must be dense, .*pass v.to_dense\(\)"),
+    "numbers of 8 bits": (
+        0,
+        zeros(TOKENS, 2, 8).to(torch.float8_e4m3fn),
+        r"q must hold numbers of 16 bits or more, got torch.float8_e4m3fn; pass q.float\(\)",
+    ),
     "no strengths": (4, None, "beta must be a torch.Tensor; got NoneType"),
 }
 
@@ -95,6 +103,29 @@ def test_rules_with_matrix_states(rule, position, operand, message):
     with pytest.raises(ValueError, match=message):
         rule.step(*args, before := states(TOKENS))
     assert torch.equal(before, states(TOKENS)), "refused, and yet written"
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("scale", [True, "1", [1.0], 1 + 2j, math.nan, math.inf, torch.ones(2)], ids=repr)
+def test_a_scale_is_one_number(rule, scale):
+    args = inputs(rule, "scalar", TOKENS)
+    for form in (rule.recurrent, rule.chunked):
+        with pytest.raises(ValueError, match="scale must be None or a finite number; got"):
+            form(*args, cu_seqlens=[0, TOKENS], scale=scale)
+    with pytest.raises(ValueError, match="scale must be None or a finite number; got"):
+        rule.step(*args, before := states(TOKENS), scale)
+    assert torch.equal(before, states(TOKENS)), "refused, and yet written"
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_states_and_positions_of_another_kind(rule):
+    args = inputs(rule, "scalar", TOKENS)
+    for state in (None, 3):
+        with pytest.raises(ValueError, match="state must be a torch.Tensor or a list of them; got"):
+            rule.step(*args, state)
+    for form in (rule.recurrent, rule.chunked):
+        with pytest.raises(ValueError, match="states_at must be a list of lists of token counts; got 3"):
+            form(*args, cu_seqlens=[0, TOKENS], states_at=3)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
