@@ -41,5 +41,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
         assert (RECORDS / name).exists(), name
     for module in re.findall(r"python -m ((?:bench|training)\.\w+)", text):
         assert importlib.util.find_spec(module), module
+    for path in re.findall(r"(?<![\w/.-])(?:bench|denim|docs|tests|training)/[\w./-]+", text):
+        assert (ROOT / path).parent.is_dir(), path  # a file's own name may stand for many: NAME.py
     for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
         assert (page.parent / target).exists(), target
