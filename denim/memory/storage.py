@@ -53,9 +53,6 @@ class Storage:
         """One state tensor of one layer, [num_slots, *shape]; `role` is that of its `StateTensor`."""
         return self._state[layer, role]
 
-    def has_state(self, layer: int, role: str) -> bool:
-        return (layer, role) in self._state
-
     def copy(self, name: str, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole entries of a class, source by source. No target may be a later source."""
         rows = self._rows[name]

@@ -26,8 +26,6 @@ def flush_slots(storage: Storage, pending: Mapping[int, int]) -> None:
     counts = torch.tensor(list(pending.values()), dtype=torch.int32)
     if device.type == "cuda":
         slots, counts = (part.pin_memory().to(device, non_blocking=True) for part in (slots, counts))
-    for layer in dict.fromkeys(place.layer for place in storage.layout.slot_tensors):
-        if not storage.has_state(layer, RECORD_ROLES[0]):
-            continue
+    for layer in [place.layer for place in storage.layout.slot_tensors if place.role == RECORD_ROLES[0]]:
         ring = Ring(*(storage.state(layer, role) for role in RECORD_ROLES))
         flush(storage.state(layer, "recurrent"), ring, slots, counts)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from denim import RequestError, SamplingParams
+from denim.commands.answer import Pace
 from denim.commands.chat import Chat, run_chat
 from denim.engine import LLM, StreamDelta
 
@@ -95,3 +96,34 @@ def test_a_real_model_gets_its_template(
     prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert chat.messages[1]["content"] == llm.generate(prompt, GREEDY)[0].outputs[0].text
     assert "6 tokens, the first after" in capsys.readouterr().err
+
+
+def test_the_pace_is_of_the_tokens_behind_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((0.0, 0.5, 1.5, 2.5))
+    monkeypatch.setattr("denim.commands.answer.time.perf_counter", lambda: next(now))
+    pace = Pace()
+    for tokens in (1, 3, 7):
+        pace.count(tokens)
+    assert str(pace) == "11 tokens, the first after 500 ms, 5 tokens/s after it"
+
+
+def test_two_interrupts_leave_only_one_behind_the_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = iter(
+        [KeyboardInterrupt, "hello", KeyboardInterrupt, "again", KeyboardInterrupt, KeyboardInterrupt]
+    )
+
+    def type_line(_: str) -> str:
+        line = next(typed)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", type_line)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    chat = Chat(Echo(), GREEDY, None, False)
+    run_chat(chat)
+    assert [message["content"] for message in chat.messages[::2]] == ["hello", "again"]
+    assert next(typed, None) is None
+    assert capsys.readouterr().err.count("Ctrl-C again or /exit to leave") == 3

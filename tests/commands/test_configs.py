@@ -31,6 +31,9 @@ def test_a_folder_a_file_a_name_or_nothing(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "Nemotron-H-8B").mkdir()
     monkeypatch.chdir(tmp_path)
     assert not find_config(Path("Nemotron-H-8B")).published, "what lies here goes first"
+    monkeypatch.chdir(folder)
+    for here in (".", "config.json"):
+        assert find_config(Path(here)).name == "My-Model"
 
 
 def test_names_that_are_near_are_offered() -> None:

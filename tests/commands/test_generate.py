@@ -109,3 +109,13 @@ def test_an_empty_stdin_is_refused_before_a_model_is_read(
     arguments = ["generate", "--model", "/no/model", *([] if typed is None else [typed])]
     error = CliRunner().invoke(app, arguments, input="").exception
     assert isinstance(error, RequestError) and "the prompt is empty" in str(error)
+
+
+def test_json_says_what_came_from_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = LLM(memory="16MiB")
+    prompt = "The river runs through the city, and the people walk along it. " * 10
+    cached = []
+    for _ in range(2):
+        print_completion(llm, prompt, GREEDY)
+        cached.append(json.loads(capsys.readouterr().out)["cached_tokens"])
+    assert cached[0] == 0 < cached[1]

@@ -19,6 +19,11 @@ def test_a_report_in_vllm_s_form() -> None:
     ]
 
 
+def test_a_token_s_own_rank_is_told_where_others_are_as_likely() -> None:
+    tied = TokenLogprobs(2, -0.5, 1, [4, 2], [-0.5, -0.5])
+    assert logprobs_by_token(tied, None)[2].rank == 1
+
+
 def test_a_text_is_what_its_pieces_say() -> None:
     output = CompletionOutput(0, token_ids=[5])
     assert output.text == ""

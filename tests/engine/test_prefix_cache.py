@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from denim import LLM, AsyncEngine, RequestError, SamplingParams
+from denim.engine.cache_wishes import CacheWishes
 from tests.exactness.harness import tokens_of
 from tests.exactness.judge import Judge
 from tests.tiny import VOCAB
@@ -135,6 +136,10 @@ def test_wrong_wishes(mute: tuple[Path, Judge], wishes: dict[str, Any], message:
     with pytest.raises(RequestError, match=message):
         llm.generate([tokens_of(100, 0, VOCAB)], GREEDY, **wishes)
     assert not llm.core.has_work
+
+
+def test_a_mark_may_stand_at_the_prompt_s_end() -> None:
+    CacheWishes(cache_control=[1, 100]).check_prompt(100)
 
 
 def test_reset_forgets_everything(mute: tuple[Path, Judge]) -> None:

@@ -32,3 +32,11 @@ def test_on_a_cpu_nothing_is_copied() -> None:
     view = torch.randn(6, 2, 3)
     with rows([1, 2]).in_place(view) as entries:
         assert [row.data_ptr() for row in entries] == [view[1].data_ptr(), view[2].data_ptr()]
+
+
+def test_a_chunk_table_tells_of_states_inside_only_where_some_are_wanted() -> None:
+    """Kernels of other libraries take what wants none."""
+    span = span_of(0, 9, -1, 2)
+    assert batch_of([span, span_of(0, 5, -1, 3)]).chunks(4).save is None
+    save = batch_of([span._replace(saves=[(4, 1)]), span_of(0, 5, -1, 3)]).chunks(4).save
+    assert save is not None and save.tolist() == [1, -1, -1, -1, -1]

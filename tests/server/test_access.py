@@ -243,6 +243,8 @@ def test_keys(locked: Live) -> None:
             ({"authorization": "Bearer first"}, 200),
             ({"x-api-key": "first"}, 200),
             ({"x-api-key": "sécond".encode()}, 200),
+            ({"authorization": "Bearer first", "x-api-key": "wrong"}, 200),
+            ({"authorization": "Bearer wrong", "x-api-key": "first"}, 401),
         ):
             response = http.post("/v1/completions", json=body, headers=headers)
             assert response.status_code == status, headers

@@ -238,6 +238,7 @@ def test_a_tool_call_and_its_result(script: ScriptedEngine, caller: openai.OpenA
         ({"truncation": "auto"}, "truncation", "shorten the input"),
         ({"input": []}, "input", "empty"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "does not match any of the expected"),
+        ({"input": [{"type": ["message"], "role": "user", "content": "x"}]}, "input.0.type", "'message'"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input.0.content.0",

@@ -142,6 +142,13 @@ def test_a_kimi_tool_may_have_a_colon_in_its_name() -> None:
     assert calls(parts_of(ReplyParser(form("kimi"), TOOLS), [text])) == [("clock:now", "{}")]
 
 
+def test_values_in_brackets_inside_brackets() -> None:
+    text = '<|tool_call_start|>[now(a=[[1], (2, 3)], b={"x": [{}, "]"]}, c=1)]<|tool_call_end|>'
+    for pieces in cuts(text):
+        ((name, arguments),) = calls(parts_of(ReplyParser(form("lfm2"), TOOLS), pieces))
+        assert (name, json.loads(arguments)) == ("now", {"a": [[1], [2, 3]], "b": {"x": [{}, "]"]}, "c": 1})
+
+
 def test_other_ids_are_new_every_time() -> None:
     reply = REPLIES[0]
     parts = [part for _ in range(2) for part in ReplyParser(form("hermes"), TOOLS).feed(reply.text)]

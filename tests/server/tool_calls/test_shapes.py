@@ -106,14 +106,17 @@ def check_call(name: str, text: str) -> None:
 def test_demanded_calls_are_read(grammars: Grammars, tokenizer: Tokenizer, form: ToolFormat) -> None:
     names = set()
     counts = set()
+    keys: set[str] = set()
     for text in texts(grammars, tokenizer, form.shape.calls(TOOLS, single=False), 12):
         parts = read(form, text)
         assert answer(parts) == ""
         counts.add(len(calls(parts)))
         for name, arguments in calls(parts):
             names.add(name)
+            keys |= json.loads(arguments).keys()
             check_call(name, arguments)
     assert names == TOOLS.keys()
+    assert keys - set(SCHEMA["required"]), "optional arguments come, too"
     assert 0 not in counts
     assert max(counts) > 1
 
