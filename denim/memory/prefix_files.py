@@ -74,8 +74,8 @@ class PrefixFiles:
     """`directory` is made where it is missing. `identity`: what files must belong to, by name; every value is
     a number or text.
 
-    Raises ConfigError when another process uses the directory, or when what lies there belongs to another
-    model, layout or version.
+    Raises ConfigError when another process uses the directory, when it cannot be read or written, or when
+    what lies there belongs to another model, layout or version.
     """
 
     def __init__(self, directory: Path, identity: Mapping[str, str | int]) -> None:
@@ -85,10 +85,7 @@ class PrefixFiles:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = (directory / LOCK).open("w")
         except OSError as error:
-            raise ConfigError(
-                f"disk_cache={str(directory)!r} cannot be used: {error.strerror}; name a directory that can"
-                " be written"
-            ) from error
+            raise _unusable(directory, error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -97,7 +94,11 @@ class PrefixFiles:
                 f"disk_cache={str(directory)!r} is in use by another engine; name another directory for this"
                 " one"
             ) from None
-        self._check_manifest()
+        try:
+            self._check_manifest()
+        except OSError as error:
+            self._lock.close()
+            raise _unusable(directory, error) from error
 
     def close(self) -> None:
         """Let others use the directory."""
@@ -252,6 +253,13 @@ class PrefixFiles:
         paths = [self.directory / file_name(number, suffix) for suffix in (PAGES, STATE)]
         pages, state = (path.stat().st_size if path.exists() else 0 for path in paths)
         return pages, state
+
+
+def _unusable(directory: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"disk_cache={str(directory)!r} cannot be used: {error.strerror}; name a directory that can be"
+        " written"
+    )
 
 
 def file_name(number: int, kind: str) -> str:

@@ -126,6 +126,20 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         PrefixFiles(tmp_path / "file" / "cache", IDENTITY)
 
 
+def test_a_directory_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no engine's afterwards, though somebody still looks at the error."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PrefixFiles, "_put", full)
+        with pytest.raises(ConfigError, match="cannot be used: No space left on device") as caught:
+            PrefixFiles(tmp_path, IDENTITY)
+    PrefixFiles(tmp_path, IDENTITY).close()
+    assert caught.tb
+
+
 def test_files_of_others_are_passed_over_with_a_reason(files: PrefixFiles) -> None:
     """OF-05: a foreign or broken file is no checkpoint; what is right beside it stays."""
     write(files)
