@@ -65,6 +65,8 @@ def test_an_answer_may_be_empty(tmp_path: Path) -> None:
     [
         ("", "has no request"),
         ('{"prompt_length": 1, "output_length": 1}\n{', "line 2 is not JSON"),
+        ("[" * 100_000, "line 1 is not JSON"),
+        ('{"prompt_length": ' + "9" * 5_000 + "}", "line 1 is not JSON"),
         ("[1, 2]", "line 1 is not a JSON object"),
         ('{"output_length": 1}', "line 1 has none of prompt_length"),
         ('{"prompt_length": 1}', "line 1 has none of output_length"),
