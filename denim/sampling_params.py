@@ -47,7 +47,7 @@ _NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetit
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters of one request.
+    """Sampling parameters of one request. Raises RequestError that names the field and what is allowed.
 
     n: number of completions. With a seed, completion i is the one that a single request with seed + i
         would get. With temperature 0 all n are equal, which is allowed.
@@ -70,6 +70,8 @@ class SamplingParams:
     structured: a form that the text must have (vLLM's structured_outputs). Where the text has it and nothing
         can follow, the completion ends, before min_tokens too; where it may go on, an end token may end it.
     detokenize: False: token ids only, `text` stays empty.
+    skip_special_tokens: False: special tokens stand in `text` (the one that ends it only with
+        include_stop_str_in_output).
     include_stop_str_in_output: keep the stop string or the stopping token's text.
     """
 
