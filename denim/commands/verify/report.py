@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,10 +52,9 @@ def verify(options: dict[str, Any], seed: int, extent: Extent, console: Console)
     check runs, or, where it is a pipe or a file, a line for each as it ends. Raises ConfigError or
     CapacityError when the model cannot be served."""
     loaded = load(EngineOptions.of(**options))
-    log.setLevel(logging.ERROR)  # a dozen engines would all say the same
-    matrix = Matrix(loaded, options, seed, *extent)
     rows = []
-    with console.status("loading") as status:
+    with _silent_engines(), console.status("loading") as status:
+        matrix = Matrix(loaded, options, seed, *extent)
         for row in _rows(matrix, status.update):
             rows.append(row)
             if not console.is_terminal:  # where a status shows nothing
@@ -73,6 +73,17 @@ def verify(options: dict[str, Any], seed: int, extent: Extent, console: Console)
         "checks": [asdict(row) for row in rows],
         "advice": advice([row.name for row in rows if row.faults], culprits),
     }
+
+
+@contextmanager
+def _silent_engines() -> Iterator[None]:
+    """A dozen of them would all say the same."""
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _rows(matrix: Matrix, say: Any) -> Iterable[Row]:

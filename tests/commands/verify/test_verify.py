@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
@@ -160,9 +161,11 @@ def test_a_control_that_fails_is_a_failure(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(report, "CHECKS", (POSITIONS,))
     monkeypatch.setattr(Matrix, "control", lambda matrix: Row(CONTROL, faults=["cut elsewhere"]))
     options = {"model": folder, "device": "cpu", "dtype": "float32"}
+    level = logging.getLogger("denim").level
     done = verify(options, 0, SMALL, Console(file=StringIO()))
     assert [bool(row["faults"]) for row in done["checks"]] == [True, False]
     assert not done["passed"] and "do not serve" in done["advice"][0]
+    assert logging.getLogger("denim").level == level, "engines speak again"
 
 
 def test_advice_names_what_to_change() -> None:
