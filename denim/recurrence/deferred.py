@@ -43,22 +43,29 @@ def flush(state: Tensor, ring: Ring, slots: Tensor, pending: Tensor) -> None:
     state: [N, Hv, d_v, d_k]; slots, pending: [B], the slots different from each other; a negative slot is
     padding. ValueError, and nothing is written, where one does not fit.
     """
-    for slot, count in _checked_rows(state, ring, slots, pending, most=ring.length):
+    for slot, count in _checked_rows(state, ring, slots, pending, more=0):
         if slot >= 0 and count:
             state[slot] = _reached(state, ring, slot, count)
 
 
+def _decay_dims(ring: Ring) -> str:
+    """Of one log-decay, as `check_operands` names dimensions. ValueError for what is no ring."""
+    if not isinstance(ring, Ring) or not all(isinstance(part, Tensor) for part in ring):
+        raise ValueError(f"ring must be a Ring of three tensors; got {type(ring).__name__}")
+    return "Hv d_k" if ring.log_decays.dim() == 4 else "Hv"
+
+
 def _checked_rows(
-    state: Tensor, ring: Ring, slots: Tensor, pending: Tensor, most: int, **tokens: tuple[Tensor, str]
+    state: Tensor, ring: Ring, slots: Tensor, pending: Tensor, more: int, **tokens: tuple[Tensor, str]
 ) -> list[tuple[int, int]]:
-    """(slot, records pending, at most `most`) of each row, when all operands fit; else ValueError. `tokens`:
-    those of a step, as `check_operands` takes them."""
-    decay_dims = "N L Hv d_k" if ring.log_decays.dim() == 4 else "N L Hv"
+    """(slot, records pending) of each row, when all operands fit, and `more` records into the ring; else
+    ValueError. `tokens`: those of a step, as `check_operands` takes them."""
+    decay_dims = _decay_dims(ring)
     sizes = check_operands(
         state=(state, "N Hv d_v d_k"),
         keys=(ring.keys, "N L Hk d_k"),
         updates=(ring.updates, "N L Hv d_v"),
-        log_decays=(ring.log_decays, decay_dims),
+        log_decays=(ring.log_decays, f"N L {decay_dims}"),
         **tokens,
     )
     check_heads(sizes)
@@ -67,6 +74,7 @@ def _checked_rows(
         raise ValueError(
             f"slots and pending must hold a whole number for each row; got {slots} and {pending}"
         )
+    most = ring.length - more
     live = [(slot, count) for slot, count in zip(at, counts, strict=True) if slot >= 0]
     if any(slot >= len(state) for slot, _ in live) or len(dict(live)) < len(live):
         raise ValueError(f"slots must differ, and lie in 0 .. {len(state) - 1} or be negative; got {at}")
@@ -117,11 +125,11 @@ def gated_delta_step_deferred(
         ring,
         slots,
         pending,
-        most=ring.length - 1,
+        more=1,
         q=(q, "T Hk d_k"),
         k=(k, "T Hk d_k"),
         v=(v, "T Hv d_v"),
-        log_decay=(log_decay, "T Hv d_k" if ring.log_decays.dim() == 4 else "T Hv"),
+        log_decay=(log_decay, f"T {_decay_dims(ring)}"),
         beta=(beta, "T Hv"),
     )
     out = torch.zeros_like(v)

@@ -90,13 +90,20 @@ def live_step() -> dict[str, Tensor | Ring]:
         ({"log_decay": None}, "log_decay must be a torch.Tensor"),
         ({"state": torch.zeros(SLOTS, HEADS, KEY_DIM, VALUE_DIM)}, "keys must be"),
         ({"v": torch.zeros(2, 2, VALUE_DIM)}, "v must be"),
+        ({"ring": None}, "ring must be a Ring of three tensors; got NoneType"),
+        ({"ring": Ring([], [], [])}, "ring must be a Ring of three tensors; got Ring"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Tensor | None], message: str) -> None:
+def test_what_does_not_fit_is_refused(change: dict[str, object], message: str) -> None:
     arguments = live_step()
     gated_delta_step_deferred(**arguments)
     with pytest.raises(ValueError, match=message):
         gated_delta_step_deferred(**arguments | change)
+
+
+def test_flush_without_a_ring_is_refused() -> None:
+    with pytest.raises(ValueError, match="ring must be a Ring of three tensors; got NoneType"):
+        flush(torch.zeros(1, 1, 1, 1), None, torch.tensor([0]), torch.tensor([0]))  # type: ignore[arg-type]
 
 
 def test_padding_gives_zeros() -> None:
