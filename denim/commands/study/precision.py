@@ -25,6 +25,7 @@ from denim.commands.study.perplexity import EXACT, MEMORY, perplexity
 from denim.commands.study.storage import STORAGES
 from denim.commands.tables import print_table
 from denim.engine import LLM
+from denim.engine.log import quiet_log
 from denim.errors import ConfigError
 from denim.ledger.units import plural
 
@@ -54,7 +55,8 @@ def study_precision(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a step is too small to share: threads would mostly wait
     try:
-        result = measure(tokens, length, windows, text, device)
+        with quiet_log(logging.WARNING):  # three engines start; their lines would bury the table
+            result = measure(tokens, length, windows, text, device)
     finally:
         torch.set_num_threads(threads)
     write(out, NAME, result, draw(result))
@@ -76,9 +78,6 @@ def study_precision(
 
 
 def measure(tokens: int, length: int, windows: int, text: Path | None, device: str) -> dict[str, Any]:
-    logging.getLogger("denim").setLevel(
-        logging.WARNING
-    )  # three engines start; their lines would bury the table
     llm = LLM(
         device=device,
         memory=MEMORY,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +21,8 @@ from denim.commands.tables import print_table
 from denim.commands.verify.checks import CHECKS, Check
 from denim.commands.verify.matrix import CONTROL, Matrix, Row
 from denim.engine.loading import LoadedModel, load
+from denim.engine.log import quiet_log
 from denim.engine.options import EngineOptions
-
-log = logging.getLogger("denim")
 
 
 class Extent(NamedTuple):
@@ -53,7 +51,7 @@ def verify(options: dict[str, Any], seed: int, extent: Extent, console: Console)
     CapacityError when the model cannot be served."""
     loaded = load(EngineOptions.of(**options))
     rows = []
-    with _silent_engines(), console.status("loading") as status:
+    with quiet_log(logging.ERROR), console.status("loading") as status:  # a dozen would all say the same
         matrix = Matrix(loaded, options, seed, *extent)
         for row in _rows(matrix, status.update):
             rows.append(row)
@@ -73,17 +71,6 @@ def verify(options: dict[str, Any], seed: int, extent: Extent, console: Console)
         "checks": [asdict(row) for row in rows],
         "advice": advice([row.name for row in rows if row.faults], culprits),
     }
-
-
-@contextmanager
-def _silent_engines() -> Iterator[None]:
-    """A dozen of them would all say the same."""
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 def _rows(matrix: Matrix, say: Any) -> Iterable[Row]:

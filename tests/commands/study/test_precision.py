@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ def tiny() -> LLM:
 
 
 def test_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    level = logging.getLogger("denim").level
     study_precision(64, 80, 1, None, "cpu", tmp_path, as_json=True)
+    assert logging.getLogger("denim").level == level, "engines speak again"
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads((tmp_path / f"{NAME}.json").read_text())
     assert (tmp_path / f"{NAME}.png").read_bytes().startswith(b"\x89PNG")
